@@ -308,7 +308,15 @@ TEST_CASE("An adapter that does not fit the model or its own config is refused b
            {model + "model.layers.1.mlp.down_proj.lora_A.weight", {1, 4}, kBad, "the model does not have"},
            {"model.norm.weight", {4}, kBad, "does not begin with base_model.model."},
            {model + "model.nothing.weight", {4}, kBad, "is neither"},
-           {model + "lm_head.weight", {5, 4}, kBad, "make it [32, 4]"},
+           {model + "lm_head.weight", {32, 5}, kBad, "make it [32, 4]"},
+           {model + "lm_head.weight",
+            {36, 4},
+            kBad,
+            "for a vocabulary of 36 tokens, but vocab_size in config.json is 32"},
+           {model + "model.embed_tokens.weight", {36, 4}, kBad, "for a vocabulary of 36 tokens"},
+           {model + "lm_head.lora_B.weight", {36, 1}, kBad, "for a vocabulary of 36 tokens"},
+           {model + "model.embed_tokens.lora_embedding_A", {1, 36}, kBad, "for a vocabulary of 36 tokens"},
+           {down + "lora_magnitude_vector.weight", {4}, kNo, "is lora_magnitude_vector.weight of DoRA"},
            {kLayer + "mlp.gate_proj.weight", {4, 4}, kNo, "fused with others"},
            {kLayer + "self_attn.o_proj.base_layer.weight", {4, 8}, kNo, "has no place"}}) {
     INFO(row.name);
@@ -325,6 +333,24 @@ TEST_CASE("An adapter that does not fit the model or its own config is refused b
   packed.tensors[kLayer + "mlp.experts.base_layer.lora_A.weight"] = Case::counting({3, 4});
   check_error(packed.error(),
               {.kind = kNo, .says = "adapts experts that are packed in one tensor (target_parameters)"});
+}
+
+TEST_CASE("Wrappers in the names of an adapter are taken out before it is sharded, as convert does") {
+  Case plain;
+  plain.adapt_mlp();
+  execute(*plan_shard(plain.request()), unsynced());
+  for (const std::string wrapper : {"_checkpoint_wrapped_module.", "_orig_mod.", "_fsdp_wrapped_module."}) {
+    CAPTURE(wrapper);
+    Case wrapped;
+    for (const auto& [name, tensor] : plain.tensors) {
+      std::string other = name;
+      wrapped.tensors[other.insert(other.find("mlp."), wrapper)] = tensor;
+    }
+    const auto job = plan_shard(wrapped.request());
+    CHECK_THAT(joined_notes(*job), Says("names of tensors are read without " + wrapper.substr(0, wrapper.size() - 1)));
+    execute(*job, unsynced());
+    for (const int tp_rank : {0, 1}) CHECK((wrapped.rank(tp_rank) == plain.rank(tp_rank)));
+  }
 }
 
 TEST_CASE("A lora_B or lora_A that is missing is one error, which names it, whether its linear is fused or not") {

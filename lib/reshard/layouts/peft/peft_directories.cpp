@@ -7,6 +7,7 @@
 #include "reshard/base/strings.h"
 #include "reshard/formats/read_container.h"
 #include "reshard/layouts/map/whole_map.h"
+#include "reshard/layouts/names/state_names.h"
 #include "reshard/layouts/peft/sharded_adapter.h"
 
 namespace reshard {
@@ -36,13 +37,14 @@ Checkpoint read_peft_adapter(Files& files, const std::string& name, const fs::pa
        {std::pair(kAdapterSafetensorsFile, Format::kSafetensors), {kAdapterPytorchFile, Format::kPytorch}}) {
     if (!files.exists(directory / file)) continue;
     checkpoint.path = directory / file;
-    const Container container = read_container(files, checkpoint.path, format);
+    Container container = read_container(files, checkpoint.path, format);
     if (container.tensors.empty())
       throw Error(ErrorKind::kBadInput, "contains no tensors")
           .in(checkpoint.path)
           .hint("save the adapter again, or fetch the file again");
     for (const std::string& warning : container.warnings)
       checkpoint.notes.push_back(std::string(file) + ": " + warning);
+    take_out_wrappers({&container, 1}, {nullptr}, checkpoint.notes);
     checkpoint.map = whole_map({container});
     describe_peft_adapter(checkpoint, name, directory);
     return checkpoint;

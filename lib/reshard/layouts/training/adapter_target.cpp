@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "reshard/base/error.h"
+#include "reshard/base/json.h"
 #include "reshard/base/pattern.h"
 #include "reshard/base/strings.h"
 #include "reshard/formats/torch/state_dict.h"
@@ -17,6 +18,7 @@
 #include "reshard/layouts/map/target_file.h"
 #include "reshard/layouts/peft/adapter_folders.h"
 #include "reshard/layouts/ranks/sharded_map.h"
+#include "reshard/specs/family/expression.h"
 #include "reshard/specs/peft/adapter_metadata.h"
 #include "reshard/specs/peft/peft_stages.h"
 #include "reshard/specs/stages/stage_json.h"
@@ -25,6 +27,8 @@ namespace reshard {
 namespace {
 
 namespace fs = std::filesystem;
+
+constexpr const char* kMagnitude = "lora_magnitude_vector";  // of DoRA
 
 /// Contents of adapters other than matrices for the model's linears.
 struct Other {
@@ -71,6 +75,8 @@ void validate_pairs(const Adapter& adapter, const std::vector<LogicalTensor>& te
 class Sorter {
  public:
   Sorter(const Adapter& adapter, const Model& model, const std::vector<FusedLayer>& fused) : adapter_(adapter) {
+    if (const Json* rows = model.config ? find_key(*model.config, "vocab_size") : nullptr; rows != nullptr)
+      vocabulary_ = rows->is_number_unsigned() ? rows->get<std::uint64_t>() : 0;
     content_.name = adapter.name;
     for (const ModelParameter& parameter : model.parameters) parameters_.emplace(parameter.name, &parameter);
     for (const FusedLayer& layer : fused)
@@ -90,7 +96,7 @@ class Sorter {
   }
 
   /// Returns the error for a tensor that belongs to no module of the model: `message`, unless a better one is known.
-  Error unknown(const LogicalTensor& tensor, const std::string& name, const char* message) const {
+  Error unknown(const LogicalTensor& tensor, const std::string& name, const std::string& message) const {
     if (!adapter_.config.target_parameters.empty() && name.find(".experts.") != name.npos)
       return error(tensor, ErrorKind::kUnsupported,
                    "adapts experts that are packed in one tensor (target_parameters), which is not supported");
@@ -98,7 +104,9 @@ class Sorter {
       if (Pattern(other.pattern).found_in(name))
         return error(tensor, ErrorKind::kUnsupported, other.what).hint(other.hint);
     const bool is_own = lora_name(name) && parameters_.count(lora_name(name)->module + ".weight") > 0;
-    if (is_own) return error(tensor, ErrorKind::kUnsupported, message);
+    if (is_own)
+      return error(tensor, ErrorKind::kUnsupported, message)
+          .hint("merge the adapter into the model (merge_and_unload) and shard that");
     return error(tensor, ErrorKind::kBadInput, message).hint("config.json belongs to another model than the adapter");
   }
 
@@ -115,7 +123,7 @@ class Sorter {
     if (found == parameters_.end()) throw unknown(tensor, name, "is neither an adapter's nor the model's");
     if (fused_.count(module))
       throw error(tensor, ErrorKind::kUnsupported, "is a copy of a linear that is fused with others");
-    validate_shape(tensor, found->second->shape);
+    validate_shape(tensor, found->second->shape, "config.json belongs to another model");
     if (!wrapped && adapter_.config.saves(module))
       content_.saved_modules.insert(module);
     else
@@ -133,15 +141,20 @@ class Sorter {
     const std::uint64_t r = adapter_.config.rank_of(name.module);
     const bool embedding = found->second->plan == TensorParallelPlan::kEmbeddingRowwise;
     using Shapes = std::map<std::string, Dims>;
-    const Shapes shapes = embedding ? Shapes{{"lora_embedding_A", {r, out}}, {"lora_embedding_B", {in, r}}}
-                                    : Shapes{{"lora_A.weight", {r, in}},
-                                             {"lora_B.weight", {out, r}},
-                                             {"lora_B.bias", {out}},
-                                             {"lora_magnitude_vector", {out}}};
+    const Shapes shapes =
+        embedding
+            ? Shapes{{"lora_embedding_A", {r, out}}, {"lora_embedding_B", {in, r}}}
+            : Shapes{
+                  {"lora_A.weight", {r, in}}, {"lora_B.weight", {out, r}}, {"lora_B.bias", {out}}, {kMagnitude, {out}}};
     const auto expected = shapes.find(kind);
     if (expected == shapes.end())
-      throw unknown(tensor, tensor.name.substr(kPeftPrefix.size()), "belongs to an unknown adapter type");
-    validate_shape(tensor, expected->second);
+      throw unknown(tensor, tensor.name.substr(kPeftPrefix.size()),
+                    fmt::format("is {}{}, which is not sharded", printable(kind),
+                                name.component == kMagnitude ? " of DoRA"
+                                : embedding                  ? " of an embedding"
+                                                             : ""));
+    validate_shape(tensor, expected->second,
+                   "config.json belongs to another model, or adapter_config.json declares another rank");
     own_[name.module].insert(kind);
     const auto layer = fused_.find(name.module);
     const std::string& module = layer == fused_.end() ? name.module : layer->second->module;
@@ -149,12 +162,31 @@ class Sorter {
     if (transposed) content_.transposed.insert(module);
   }
 
-  void validate_shape(const LogicalTensor& tensor, const Dims& expected) const {
-    if (tensor.shape != expected)
-      throw error(tensor, ErrorKind::kBadInput,
-                  fmt::format("is {}, but the model and the adapter's config make it {}", to_string(tensor.shape),
-                              to_string(expected)))
-          .hint("config.json belongs to another model, or adapter_config.json declares another rank");
+  void validate_shape(const LogicalTensor& tensor, const Dims& expected, const char* hint) const {
+    if (tensor.shape == expected) return;
+    validate_vocabulary(tensor, expected);
+    throw error(tensor, ErrorKind::kBadInput,
+                fmt::format("is {}, but the model and the adapter's config make it {}", to_string(tensor.shape),
+                            to_string(expected)))
+        .hint(hint);
+  }
+
+  /// \throws Error kBadInput if only the size of the vocabulary differs, as after tokens were added.
+  void validate_vocabulary(const LogicalTensor& tensor, const Dims& expected) const {
+    const auto dim = std::find(expected.begin(), expected.end(), vocabulary_);
+    if (dim == expected.end() || tensor.shape.size() != expected.size()) return;
+    const std::uint64_t rows = tensor.shape[static_cast<std::size_t>(dim - expected.begin())];
+    Dims resized = expected;
+    resized[static_cast<std::size_t>(dim - expected.begin())] = rows;
+    if (resized != tensor.shape) return;
+    throw error(tensor, ErrorKind::kBadInput,
+                fmt::format("is for a vocabulary of {} tokens, but vocab_size in config.json is {}: the adapter was "
+                            "trained with another vocabulary than its base model's",
+                            rows, vocabulary_))
+        .hint(
+            fmt::format("give a base model with {0} tokens (resize_token_embeddings({0}), saved with its config.json), "
+                        "or merge the adapter into such a model (merge_and_unload) and shard that",
+                        rows));
   }
 
   /// Validates that all linears of a fused one are adapted, and in the same way.
@@ -179,6 +211,7 @@ class Sorter {
   }
 
   const Adapter& adapter_;
+  std::uint64_t vocabulary_ = 0;  // vocab_size; 0 if unknown
   std::unordered_map<std::string, const ModelParameter*> parameters_;
   std::unordered_map<std::string, const FusedLayer*> fused_;  // by linear
   std::map<std::string, std::set<std::string>> own_;          // module of the model → tensors
