@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <nlohmann/json.hpp>
 #include <random>
 #include <set>
 
@@ -17,6 +18,7 @@
 #include "support/local_files.h"
 #include "support/refusals.h"
 #include "support/rewrite.h"
+#include "support/spoilers.h"
 #include "support/trials.h"
 
 namespace reshard::test {
@@ -387,6 +389,25 @@ TEST_CASE("Without metadata, norms of tensor-parallel ranks may differ where tha
   flip_bit(input.rank_file(3), heads, 1);
   request.force = true;
   check_refused([&] { convert(request, options); }, {.tensor = heads, .hint = "`from-kv-replication`"});
+}
+
+TEST_CASE("Ranks that do not fit because config.json has too few key/value heads say so") {
+  struct Heads {
+    std::uint64_t kv_heads, wrong;
+  };
+  for (const Heads& heads : {Heads{4, 2}, {2, 1}}) {  // of other shapes, and of the same with other replicas
+    CAPTURE(heads.kv_heads);
+    const RequestFields to{.layout = "ranks", .format = Format::kSafetensors, .tp = 4};
+    const Input input({.heads = 8, .kv_heads = heads.kv_heads}, to, 31);
+    fs::remove(input.path() / "tensor_parallel_shards/mp_metadata_pp_rank_0.json");
+    for (const std::uint32_t rank : {0, 1, 2, 3})
+      write_safetensors(input.rank_file(rank), read_tensors(input.rank_file(rank)));  // without a record
+    CHECK((input.whole() == input.tensors));
+    merge_json(input.path() / "config.json", {{"num_key_value_heads", heads.wrong}});
+    const Error refusal = error_of([&] { consolidated(input.path(), input / "other"); });
+    INFO(refusal.what());
+    CHECK_THAT(refusal.hint(), Says("num_key_value_heads in config.json"));
+  }
 }
 
 /// A model of the layout optimum, with a second data-parallel rank that has saved the same.

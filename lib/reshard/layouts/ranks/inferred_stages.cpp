@@ -149,6 +149,12 @@ class Derivation {
     return {};
   }
 
+  bool is_key_or_value(const std::string& name) const {
+    const auto& attention = model_.family->attention;
+    return attention &&
+           (name.find("." + attention->key + ".") != name.npos || name.find("." + attention->value + ".") != name.npos);
+  }
+
   [[noreturn]] void fail_shape(const TensorEntry& tensor, const Dims& whole) const {
     throw Error(ErrorKind::kBadInput,
                 fmt::format("has the shape {}, which is neither all of {} nor one of {} parts of it",
@@ -156,6 +162,7 @@ class Derivation {
         .in(file_.path)
         .tensor(tensor.name)
         .hint(hint_for_shape(tensor.shape, whole) +
+              (is_key_or_value(tensor.name) ? "num_key_value_heads in config.json is wrong, " : "") +
               "config.json belongs to another model, or the parameter was split in a way that needs metadata");
   }
 
@@ -270,14 +277,17 @@ class Derivation {
   /// Adds a matrix of an adapter: lora_B has the outputs of its module's weight, lora_A the inputs.
   void add_lora(const TensorEntry& tensor, const LoraName& name) {
     const bool has_inputs = name.component == kLoraA;
-    const auto refuse = [&](ErrorKind kind, const char* message, const char* hint) {
+    const auto refuse = [&](ErrorKind kind, const std::string& message, const char* hint) {
       throw Error(kind, message).in(file_.path).tensor(tensor.name).hint(hint);
     };
     const auto whole = [&](const ModelParameter& weight) {
       return has_inputs ? Dims{tensor.shape[0], weight.shape[1]} : Dims{weight.shape[0], tensor.shape[1]};
     };
     if ((!has_inputs && name.component != "lora_B") || tensor.shape.size() != 2)
-      refuse(ErrorKind::kUnsupported, "belongs to an unknown adapter type", "");
+      refuse(ErrorKind::kUnsupported,
+             fmt::format("is {} {}, but NxD's adapters have lora_A and lora_B, which are matrices", name.component,
+                         to_string(tensor.shape)),
+             "save the adapter merged into the weights (merge_lora)");
     if (const auto fused = fused_.find(name.module + "." + name.rest); fused != fused_.end()) {
       if (!has_inputs) return add_fused(tensor, fused->second, kOutputPlace);
       const Dims all = whole(*by_name_.at(fused->second.module + "." + fused->second.parts.front() + ".weight"));

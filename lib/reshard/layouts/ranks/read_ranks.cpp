@@ -138,6 +138,43 @@ void validate_strides(const ShardedCheckpoint& checkpoint, const Model& model) {
     }
 }
 
+/// \throws Error kBadInput, for a module of this stage.
+[[noreturn]] void refuse_order(const ShardedCheckpoint& checkpoint, std::uint32_t pp_rank, const std::string& module,
+                               const std::vector<std::string>& found, const std::vector<std::string>& expected,
+                               const Model& model) {
+  throw Error(ErrorKind::kBadInput,
+              fmt::format("the metadata fuses {} as {}, but family {} as {}", printable(module), join(found, ", "),
+                          printable(model.family->model_type), join(expected, ", ")))
+      .in(metadata_path(checkpoint, pp_rank))
+      .hint("the metadata is damaged; if this trainer fuses them in this order, describe the model with `spec`");
+}
+
+/// Validates that the metadata fuses linears in the order of the family, and projections as the family names them.
+/// Sizes alone would not show that two linears are swapped.
+void validate_fused_order(const ShardedCheckpoint& checkpoint, const Model& model) {
+  const auto& attention = model.family->attention;
+  const auto has_same = [](std::vector<std::string> a, std::vector<std::string> b) {
+    std::sort(a.begin(), a.end());
+    std::sort(b.begin(), b.end());
+    return a == b;
+  };
+  std::vector<std::vector<std::string>> known;
+  for (const Family::Fused& fused : model.family->fused) known.push_back(fused.linears);
+  if (attention) known.push_back({attention->query, attention->key, attention->value});
+  for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.metadata.size(); ++pp_rank)
+    for (const ModuleSpecs& module : checkpoint.metadata[pp_rank].modules)
+      for (const TransformationSpec& spec : module.specs) {
+        const auto* gqa = std::get_if<GQAQKVColumnParallelLinearSpec>(&spec);
+        const std::vector<std::string> found =
+            gqa != nullptr
+                ? std::vector{gqa->query_projection_name, gqa->key_projection_name, gqa->value_projection_name}
+                : std::get<FusedLinearsSpec>(spec).linear_names;
+        for (const std::vector<std::string>& expected : known)
+          if (found != expected && has_same(found, expected))
+            refuse_order(checkpoint, pp_rank, module.module_fully_qualified_name, found, expected, model);
+      }
+}
+
 /// \throws Error kBadInput for a head that the metadata lists and the files lack, unless config.json ties it.
 void validate_head_saved(const ShardedCheckpoint& shards, const Checkpoint& checkpoint) {
   if (!checkpoint.model || !checkpoint.model->tied_by_files.value_or(false)) return;
@@ -226,6 +263,7 @@ void read_map(Files& files, ShardedCheckpoint& shards, const ReadContext& contex
   if (checkpoint.model && (context.use != ConfigUse::kLenient || shards.has_old_metadata)) {
     validate_heads(shards, *checkpoint.model);
     validate_strides(shards, *checkpoint.model);
+    validate_fused_order(shards, *checkpoint.model);
     // Metadata defines the partition of tensors of any name.
     const bool may_be_other = context.use == ConfigUse::kRenamed && !shards.metadata.empty();
     if (shards.allows_extra && !may_be_other)
@@ -272,12 +310,36 @@ constexpr std::string_view kExtraHint =
     "config.json does not explain it, so each rank's tensor was assumed to be a replica; it is split, or the ranks "
     "come from different checkpoints (`replicas` first has no effect)";
 
+constexpr std::string_view kSharedHeadsHint =
+    "there are more ranks than num_key_value_heads in config.json, so several ranks should have the same heads: "
+    "correct "
+    "the number if the model has more key/value heads; otherwise rank files were swapped or come from different "
+    "checkpoints (`replicas` first has no effect)";
+
 /// Marks the tensors that a request keeps although they are not known to be whole on every rank.
 void distrust_extra_tensors(Checkpoint& checkpoint) {
   std::unordered_set<std::string_view> known;
   for (const ModelParameter& parameter : checkpoint.model->parameters) known.insert(parameter.name);
   for (LogicalTensor& tensor : checkpoint.map.logical)
     if (known.count(tensor.name) == 0) tensor.unconfirmed_hint = kExtraHint;
+}
+
+/// Marks key and value projections that ranks share only because config.json has few key/value heads: if they differ,
+/// the number may be wrong. Layouts with several ways to replicate heads have a hint on these.
+void distrust_shared_heads(Checkpoint& checkpoint) {
+  for (const LayoutOption* option : checkpoint.layout->options())
+    if (option->of_source && std::string_view(option->name).find("kv-replication") != std::string_view::npos) return;
+  const Model& model = *checkpoint.model;
+  const std::uint32_t tp = checkpoint.mesh.tp;
+  if (!model.family->attention || model.by_config_plan || !needs_gqa_qkv(model.kv_heads, tp)) return;
+  const Family::Attention& attention = *model.family->attention;
+  std::unordered_set<std::string> shared;
+  for (const ModelParameter& parameter : model.parameters)
+    if (const auto module = module_in(attention.module, parameter.layer))
+      if (parameter.module == *module + "." + attention.key || parameter.module == *module + "." + attention.value)
+        shared.insert(parameter.name);
+  for (LogicalTensor& tensor : checkpoint.map.logical)
+    if (shared.count(tensor.name) > 0) tensor.unconfirmed_hint = kSharedHeadsHint;
 }
 
 /// Notes that swapped rank files cannot be detected if the files record their ranks neither in metadata nor in a
@@ -418,6 +480,7 @@ Checkpoint read_ranks(Files& files, const FoundLayout& found, const ReadContext&
     read_map(files, shards, context, checkpoint);
     if (planned) validate_plan(files, shards, checkpoint);
     if (inferred && shards.allows_extra) distrust_extra_tensors(checkpoint);
+    if (inferred) distrust_shared_heads(checkpoint);
   } catch (Error& error) {
     if (error.kind() == ErrorKind::kBadInput) refuse_strangers_in(shards, checkpoint.model);
     if (inferred && error.kind() == ErrorKind::kBadInput && format.optimizer)

@@ -192,7 +192,9 @@ constexpr RankFormat kNxdRanks{
     .hint_for_replicas =
         "there is no metadata, and the ranks do not fit the inferred partition: rank files were swapped or come from "
         "two checkpoints, config.json belongs to another model, or heads are placed differently "
-        "(`from-kv-replication`, `from-kv-size-multiplier`, `from-pad-attn-heads`)"};
+        "(`from-kv-replication`, `from-kv-size-multiplier`, `from-pad-attn-heads`), or num_key_value_heads in "
+        "config.json "
+        "is wrong"};
 
 class NxdLayout final : public Layout {
  public:
