@@ -340,9 +340,10 @@ bool keeps_modules(const std::vector<StageMetadata>& stages, const Rename& renam
   return true;
 }
 
-/// Removes wrappers from the names in files and metadata. Files with a record have the names that reshard wrote.
+/// Removes wrappers from the names in files and metadata. Files with a record have the names that reshard wrote; shards
+/// of adapters keep PEFT's prefix.
 void take_out_wrappers(KnownModel model, ShardedCheckpoint& checkpoint) {
-  if (checkpoint.record) return;
+  if (checkpoint.record || checkpoint.adapter) return;
   std::vector<Container*> files;
   for (std::vector<Container>& stage : checkpoint.files)
     for (Container& file : stage) files.push_back(&file);
