@@ -144,14 +144,19 @@ TEST_CASE("Ranks that are damaged, or differ from each other or from the metadat
   const auto of_up = [&](const char* key, const json& value) {
     return metadata([=](json& json) { json["parameters"][kUp][key] = value; });
   };
-  // With no config.json to help.
-  const auto of_spec = [](const std::string& module, const json& fields) {
+  const auto patched_spec = [](const std::string& module, const json& fields) {
     return [=](const Ranks& ranks) {
-      fs::remove(ranks / "out/config.json");
       ranks.patch_metadata(1, [&](json& metadata) {
         for (json& entry : metadata["model_weight_transformation_specs"])
           if (entry["module_fully_qualified_name"] == "model.layers.2" + module) entry["specs"][0][1].update(fields);
       });
+    };
+  };
+  // With no config.json to help.
+  const auto of_spec = [&](const std::string& module, const json& fields) {
+    return [spoil = patched_spec(module, fields)](const Ranks& ranks) {
+      fs::remove(ranks / "out/config.json");
+      spoil(ranks);
     };
   };
   const std::string bias = "model.layers.2.self_attn.qkv_proj.bias_q";
@@ -221,12 +226,12 @@ TEST_CASE("Ranks that are damaged, or differ from each other or from the metadat
        kMetadata,
        {.tensor = kDown, .says = {"splits dim 1 as 2 packed matrices", "with a stride of 1"}}},
       {"linears that are fused in another order than the family's",
-       of_spec(".mlp", {{"linear_names", {"up_proj", "gate_proj"}}}),
+       patched_spec(".mlp", {{"linear_names", {"up_proj", "gate_proj"}}}),
        kMetadata,
        {.says = {"the metadata fuses model.layers.2.mlp as up_proj, gate_proj", "family llama as gate_proj, up_proj"},
         .hint = "`spec`"}},
       {"projections under each other's names",
-       of_spec(".self_attn", {{"key_projection_name", "v_proj"}, {"value_projection_name", "k_proj"}}),
+       patched_spec(".self_attn", {{"key_projection_name", "v_proj"}, {"value_projection_name", "k_proj"}}),
        kMetadata,
        {.says = {"as q_proj, v_proj, k_proj", "family llama as q_proj, k_proj, v_proj"}}},
       {"a spec of other rows than the files",

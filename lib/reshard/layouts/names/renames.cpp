@@ -28,14 +28,16 @@ std::unordered_set<std::string> names_of_models(const Family* family) {
   return known;
 }
 
-/// Returns the number of parts before the longest suffix of `name` that is known; one more than all parts if none is.
+constexpr std::size_t kUnknown = 4096;  // more parts than any name has
+
+/// Returns the number of parts before the longest suffix of `name` that is known; kUnknown if none is.
 std::size_t unknown_parts(const std::string& name, const std::unordered_set<std::string>& known) {
   std::string_view rest = name;
   std::size_t parts = 0;
   while (known.count(with_stars(rest)) == 0) {
     ++parts;
     const std::size_t dot = rest.find('.');
-    if (dot == rest.npos) return parts + 1;
+    if (dot == rest.npos) return kUnknown;
     rest.remove_prefix(dot + 1);
   }
   return parts;

@@ -394,14 +394,17 @@ std::vector<std::string> outer_words(const std::string& prefix) {
   return are_known ? words : std::vector<std::string>();
 }
 
-/// Whether these are the names of a LoRA adapter, to which PEFT adds a prefix. A model that contains an adapter also
-/// has base layers.
+/// Whether these are the names of a LoRA adapter, to which PEFT adds a prefix. A model that contains an adapter has the
+/// base layers of all adapted linears.
 bool is_adapter(const std::vector<std::string>& names) {
-  const auto has = [&](std::string_view part) {
-    return std::any_of(names.begin(), names.end(),
-                       [&](const std::string& name) { return name.find(part) != name.npos; });
-  };
-  return has(".lora_A.") && !has(".base_layer.");
+  constexpr std::string_view kLora = ".lora_A.", kBase = ".base_layer.";
+  std::unordered_set<std::string_view> with_base;
+  for (const std::string_view name : names)
+    if (const std::size_t at = name.find(kBase); at != name.npos) with_base.insert(name.substr(0, at));
+  return std::any_of(names.begin(), names.end(), [&](std::string_view name) {
+    const std::size_t at = name.find(kLora);
+    return at != name.npos && with_base.count(name.substr(0, at)) == 0;
+  });
 }
 
 /// Removes from the names the words that trainers put before all names of a model, and "module" anywhere if more names
