@@ -34,7 +34,7 @@ std::string shape_text(const Dims& shape) {
 std::string adapters_found(const std::vector<Adapter>& adapters) {
   std::vector<std::string> names;
   for (const Adapter& adapter : adapters) names.push_back(adapter.name);
-  return fmt::format("{} adapters of PEFT ({})", names.size(), list_names(names, SIZE_MAX));
+  return fmt::format("{} adapters of PEFT ({})", names.size(), list_names(names));
 }
 
 std::string what_text(const Checkpoint& inspection) {
