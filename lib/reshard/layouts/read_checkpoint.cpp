@@ -8,6 +8,7 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
+#include "reshard/formats/common/open_weights.h"
 #include "reshard/formats/read_container.h"
 #include "reshard/formats/safetensors/hf_index.h"
 #include "reshard/io/open_store.h"
@@ -295,12 +296,14 @@ void note_strangers(Checkpoint& checkpoint) {
     checkpoint.notes.push_back(fmt::format("{}, so names and shapes are kept; {}", stranger->what(), stranger->hint()));
 }
 
-/// \throws Error kUnsupported instead of the layout's own error if the files show that another system wrote them.
+/// \throws Error kUnsupported instead of the layout's own error if the files show that another system wrote them, unless
+/// that error is about an unfinished file.
 Checkpoint read_found(Files& files, const FoundLayout& found, const ReadContext& context) {
   try {
     return found.layout->read(files, found, context);
   } catch (const Error& error) {
-    if (error.kind() == ErrorKind::kBadInput || error.kind() == ErrorKind::kIo) refuse_strange_files(files, found.path);
+    const bool may_be_strange = error.kind() == ErrorKind::kBadInput || error.kind() == ErrorKind::kIo;
+    if (may_be_strange && !download_control_of(files, error.path())) refuse_strange_files(files, found.path);
     throw;
   }
 }

@@ -22,21 +22,25 @@ constexpr const char* kUnfinishedSuffixes[] = {
 
 }  // namespace
 
-std::unique_ptr<Source> open_weights(Files& files, const std::filesystem::path& path) {
+std::optional<std::filesystem::path> download_control_of(Files& files, const std::filesystem::path& path) {
   for (const char* suffix : kUnfinishedSuffixes) {
     std::filesystem::path control = path;
     control += suffix;
-    if (files.kind_of(control) == FileKind::kNone) continue;
-    throw Error(
-        ErrorKind::kBadInput,
-        fmt::format("is unfinished: next to it is {}, which a download program deletes when the file is complete",
-                    control.filename().string()))
-        .in(path)
-        .hint(fmt::format("resume the download; if the file is known to be complete, for instance by its SHA-256, "
-                          "move {} away",
-                          control.filename().string()));
+    if (files.kind_of(control) != FileKind::kNone) return control;
   }
-  return files.open(path);
+  return std::nullopt;
+}
+
+std::unique_ptr<Source> open_weights(Files& files, const std::filesystem::path& path) {
+  const auto control = download_control_of(files, path);
+  if (!control) return files.open(path);
+  const std::string name = control->filename().string();
+  throw Error(
+      ErrorKind::kBadInput,
+      fmt::format("is unfinished: next to it is {}, which a download program deletes when the file is complete", name))
+      .in(path)
+      .hint(fmt::format(
+          "resume the download; if the file is known to be complete, for instance by its SHA-256, move {} away", name));
 }
 
 }  // namespace reshard
