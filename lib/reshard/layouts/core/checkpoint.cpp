@@ -120,7 +120,7 @@ void read_model(Files& files, Checkpoint& checkpoint, const ReadContext& context
                                              printable(spec->model_type), config.path.string(),
                                              printable(config.model_type)));
     checkpoint.model = instantiate(found, names);
-    for (const std::string& note : checkpoint.model->tie_notes) checkpoint.notes.push_back(note);
+    for (const std::string& note : checkpoint.model->file_notes) checkpoint.notes.push_back(note);
     if (spec && !is_builtin) checkpoint.model->family_from = FamilyFrom::kSpec;
     if (other && is_builtin) checkpoint.model->family_from = FamilyFrom::kOption;
   } catch (Error& error) {

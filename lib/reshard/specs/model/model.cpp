@@ -349,7 +349,7 @@ class ModelBuilder {
                              : has_head                ? HeldWeights::kHead
                              : has_embedding           ? HeldWeights::kEmbedding
                                                        : HeldWeights::kNeither;
-    const bool tied = are_tied(said_, held, module.name + ".weight", module.tied_to + ".weight", model_.tie_notes);
+    const bool tied = are_tied(said_, held, module.name + ".weight", module.tied_to + ".weight", model_.file_notes);
     if (held != HeldWeights::kNeither && said_.says(!tied)) model_.tied_by_files = tied;
     return tied;
   }
@@ -458,7 +458,7 @@ void leave_out_absent_layers(Model& model, std::uint64_t usual, const HoldsName&
                 [&](const ModelParameter& parameter) { return parameter.layer && *parameter.layer >= layers; });
   const std::string which = layers + 1 == model.layers ? fmt::format("layer {}", layers)
                                                        : fmt::format("layers {} to {}", layers, model.layers - 1);
-  model.notes.push_back(
+  model.file_notes.push_back(
       fmt::format("the checkpoint has no tensors of {}, which config.json counts for multi-token prediction", which));
   model.layers = layers;
 }

@@ -82,10 +82,10 @@ struct Model {
   std::string quantization_marker;                          // suffix of the tensor that marks a quantised linear
   std::string stacked_suffix;                               // suffix of the scales of stacked experts
   std::vector<std::string> notes;                           // notes to print
-  std::vector<std::string> tie_notes;  // notes on weights whose ties in the files contradict config.json
-  std::optional<bool> tied_by_files;   // set if the files contradict config.json: whether they are tied
-  bool renamed = false;                // its names have another prefix than the family's, or it has another head
-  bool is_part = false;                // part of a larger model, whose other tensors are among the parameters
+  std::vector<std::string> file_notes;  // notes on files that contradict config.json: tied weights, absent layers
+  std::optional<bool> tied_by_files;    // set if the files contradict config.json: whether they are tied
+  bool renamed = false;                 // its names have another prefix than the family's, or it has another head
+  bool is_part = false;                 // part of a larger model, whose other tensors are among the parameters
   FamilyFrom family_from = FamilyFrom::kConfig;
   bool by_config_plan = false;          // from a ConfigPlan: its tensors are those of the files
   std::set<std::string> assumed_whole;  // from a ConfigPlan: parameters that the plan does not name
