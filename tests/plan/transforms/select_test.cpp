@@ -38,6 +38,15 @@ TEST_CASE("A transform changes names and which tensors are wanted, and says what
   CHECK(draft.source.notes.empty());
 }
 
+TEST_CASE("A rule that makes names longer than tensors may have is refused, by its text") {
+  Draft draft = draft_of({"a.x"});
+  NameRules doubling;
+  for (int i = 0; i < 30; ++i) doubling.renames.push_back(parse_rename("rename", "(.+)=$1$1"));
+  check_refused(
+      [&] { select(draft, doubling); },
+      {.kind = ErrorKind::kUsage, .says = {"`rename` (.+)=$1$1", "6144 bytes, and at most 4096 are allowed"}});
+}
+
 TEST_CASE("Without a model other tensors are not known, and ranks need all of one's") {
   Draft draft = draft_of({"a"});
   select(draft, {});

@@ -4,6 +4,7 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
+#include "reshard/formats/common/tensor_names.h"
 
 namespace reshard {
 namespace {
@@ -20,6 +21,16 @@ Pattern parse(const std::string& parameter, const std::string& text) {
 
 NamePattern::NamePattern(const std::string& parameter, const std::string& text)
     : text_(text), pattern_(parse(parameter, text)) {}
+
+std::string NamePattern::replace(const std::string& name, const std::string& replacement) const {
+  std::string replaced = pattern_.replace_all(name, replacement);
+  if (replaced.size() > kMaxTensorNameBytes)
+    throw Error(ErrorKind::kUsage,
+                fmt::format("`rename` {}={} gives it a name of {} bytes, and at most {} are allowed", printable(text_),
+                            printable(replacement), replaced.size(), kMaxTensorNameBytes))
+        .tensor(name);
+  return replaced;
+}
 
 std::string renamed(const NameRules& rules, std::string name) {
   for (const auto& [pattern, replacement] : rules.renames)

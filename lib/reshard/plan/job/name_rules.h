@@ -17,9 +17,8 @@ class NamePattern {
 
   bool matches(const std::string& name) const { return pattern_.found_in(name); }
   /// Returns `name` with every match replaced, as by Pattern::replace_all.
-  std::string replace(const std::string& name, const std::string& replacement) const {
-    return pattern_.replace_all(name, replacement);
-  }
+  /// \throws Error kUsage if the result is longer than the names of tensors may be.
+  std::string replace(const std::string& name, const std::string& replacement) const;
   const std::string& text() const { return text_; }
 
  private:
