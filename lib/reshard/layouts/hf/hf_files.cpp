@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <map>
 #include <set>
 #include <unordered_set>
@@ -308,7 +309,7 @@ std::vector<Container> read_indexed(Files& files, const fs::path& directory, con
     report.notes.push_back(fmt::format(
         "read {} tensor{} from the file that {} names, and not from another file that also contains {}: left out {}",
         superseded.size(), superseded.size() == 1 ? "" : "s", index_name, superseded.size() == 1 ? "it" : "them",
-        list_names(superseded)));
+        list_names(superseded, SIZE_MAX)));
   report.unlisted = unlisted_files(files, directory, names_of.format, indexed.names_by_file);
   return containers;
 }
