@@ -242,6 +242,8 @@ Checkpoint read_peft_directory(Files& files, const fs::path& directory, const Pe
   Checkpoint checkpoint =
       alone ? read_any_file(files, names.own.value(), context) : read_peft_adapters(files, {directory});
   if (alone) describe_peft_adapter(checkpoint, kDefaultAdapter, directory);
+  if (!alone && !context.config.path.empty() && !context.config.where_missing)
+    find_config(files, checkpoint, context.config);  // the base model's, to shard them
   if (alone && !names.steps.empty()) checkpoint.notes.push_back(note_on_steps(names.steps));
   note_idle_options(checkpoint, context.options);
   return checkpoint;
