@@ -283,6 +283,65 @@ TEST_CASE("Names that are another program's by chance are a model's own") {
   CHECK(found.names == entries);
 }
 
+TEST_CASE("A prefix that the head lacks, or other words in place of the base model's, are taken off the body") {
+  const auto family = builtin_family("qwen3");
+  const std::vector<std::string> body(kModel.begin(), kModel.end() - 1);
+  const auto base = [&] {
+    std::vector<std::string> names;
+    for (const std::string& name : body) names.push_back(name.substr(6));
+    return names;
+  }();
+  struct Row {
+    std::string prefix;  // before the body
+    bool is_base;        // without its own "model."
+    std::string head;    // before the head
+    const char* note;
+  };
+  for (const Row& row : {Row{"model.", false, "", "read without the prefix model."},
+                         Row{"a.model.", false, "a.", "read without the prefix a.model."},
+                         Row{"foo.bar.", true, "", "read with the prefix model. instead of foo.bar."},
+                         Row{"model.language_model.", true, "", "instead of model.language_model."},
+                         Row{"language_model.", false, "language_model.", "read without the prefix language_model."}})
+    for (const char* head : {"lm_head.weight", "score.weight", "lm_head.bias"}) {
+      CAPTURE(row.prefix, head);
+      std::vector<std::string> entries = with_prefix(row.prefix, row.is_base ? base : body), names = body;
+      entries.push_back(row.head + head);
+      names.emplace_back(head);
+      const StateNames found = find_state_names(entries, family.get());
+      CHECK(found.names == names);
+      CHECK_THAT(state_names_note(found), Says(row.note));
+    }
+}
+
+TEST_CASE("A parameter behind an unrelated prefix is refused, unless it belongs to a copy of the model") {
+  const auto family = builtin_family("qwen3");
+  std::vector<std::string> entries = with_prefix("a.", {kModel.begin(), kModel.end() - 1});
+  entries.emplace_back("b.lm_head.weight");
+  check_refused([&] { find_state_names(entries, family.get()); },
+                {.tensor = "b.lm_head.weight", .says = "may be the model's lm_head.weight", .hint = "`rename`"});
+  CHECK(names_as_stored(entries).names == entries);
+  entries.emplace_back("b.model.norm.weight");
+  const StateNames found = find_state_names(entries, family.get());
+  CHECK(found.names.back().empty());
+  CHECK(found.names[entries.size() - 2].empty());
+}
+
+TEST_CASE("Words that are repeated before the language model of a larger one are read once") {
+  const std::vector<std::string> model{"model.language_model.layers.0.self_attn.q_proj.weight",
+                                       "model.language_model.norm.weight", "model.visual.blocks.0.attn.proj.weight",
+                                       "lm_head.weight"};
+  const auto family = builtin_family("qwen3");
+  std::vector<std::string> entries = model;
+  for (std::string& entry : entries)
+    if (entry.starts_with("model.language_model.")) entry.insert(6, "language_model.language_model.");
+  const StateNames found = find_state_names(entries, {family.get(), true});
+  CHECK(found.names == model);
+  CHECK(state_names_note(found) == "names of tensors are read without repetitions of language_model");
+  for (std::string& entry : entries)
+    if (entry.starts_with("model.")) entry.insert(0, "model.");
+  CHECK(find_state_names(entries, {family.get(), true}).names == model);
+}
+
 TEST_CASE("Two entries for one name are refused") {
   std::vector<std::string> entries = with_prefix("model.");
   entries.push_back("model._orig_mod.lm_head.weight");

@@ -56,6 +56,18 @@ void take_records(const std::vector<Container>& containers, Checkpoint& checkpoi
     checkpoint.notes.push_back("this is one rank of a sharded checkpoint, not a complete model: " + rank);
 }
 
+/// Notes that the names begin with a prefix that models of this family do not have, unless it is a part of theirs or the
+/// model is part of a larger one.
+void note_foreign_prefix(Checkpoint& checkpoint) {
+  const LanguageModel& found = checkpoint.language_model;
+  const std::string &usual = found.family->layers, &own = checkpoint.model->family->layers;
+  if (found.is_part || usual.empty() || ("." + usual).ends_with("." + own)) return;
+  checkpoint.notes.push_back(fmt::format(
+      "the names of its layers begin with {}, but those of a {} with {}, and few programs load other names: "
+      "`rename` changes them",
+      printable(own), found.family->model_type, usual));
+}
+
 }  // namespace
 
 void find_config(Files& files, Checkpoint& checkpoint, const ConfigChoice& choice) {
@@ -121,6 +133,7 @@ void read_model(Files& files, Checkpoint& checkpoint, const ReadContext& context
                                              printable(config.model_type)));
     checkpoint.model = instantiate(found, names);
     for (const std::string& note : checkpoint.model->file_notes) checkpoint.notes.push_back(note);
+    if (use != ConfigUse::kRenamed && !names.empty()) note_foreign_prefix(checkpoint);
     if (spec && !is_builtin) checkpoint.model->family_from = FamilyFrom::kSpec;
     if (other && is_builtin) checkpoint.model->family_from = FamilyFrom::kOption;
   } catch (Error& error) {

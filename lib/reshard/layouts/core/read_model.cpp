@@ -77,7 +77,7 @@ KnownModel known_model(Files& files, Checkpoint& checkpoint, const ReadContext& 
 }
 
 StateNames names_in_model(const std::vector<StateEntry>& entries, const KnownModel& model,
-                          const std::vector<std::string>& beside, const fs::path& where,
+                          const std::vector<std::string>& beside, ConfigUse use, const fs::path& where,
                           std::vector<std::string>& notes) {
   std::vector<std::string> names;
   names.reserve(entries.size());
@@ -86,7 +86,10 @@ StateNames names_in_model(const std::vector<StateEntry>& entries, const KnownMod
   try {
     found = find_state_names(names, model, beside);
   } catch (Error& error) {
-    throw error.in(where);
+    if (error.kind() != ErrorKind::kBadInput || (use != ConfigUse::kRenamed && use != ConfigUse::kLenient))
+      throw error.in(where);
+    notes.push_back(fmt::format("names of tensors are kept as stored: {}", error.in(where).what()));
+    found = names_as_stored(names, beside);
   }
   if (std::string note = state_names_note(found); !note.empty()) notes.push_back(std::move(note));
   return found;
@@ -124,8 +127,9 @@ void leave_out_others(const std::vector<StateEntry>& entries, const StateNames& 
     notes.push_back(left_out_text(others.size(), "in addition to the model") + ": " + list_names(others));
 }
 
-StateNames trained_names(const std::vector<StateEntry>& entries, const KnownModel& model, Checkpoint& checkpoint) {
-  StateNames names = names_in_model(entries, model, {}, checkpoint.path, checkpoint.notes);
+StateNames trained_names(const std::vector<StateEntry>& entries, const KnownModel& model, ConfigUse use,
+                         Checkpoint& checkpoint) {
+  StateNames names = names_in_model(entries, model, {}, use, checkpoint.path, checkpoint.notes);
   checkpoint.old_names = std::move(names.old_names);
   if (!names.are_replaced) checkpoint.names_of = names.program;
   leave_out_others(entries, names, checkpoint.beside_model.emplace(), checkpoint.notes);

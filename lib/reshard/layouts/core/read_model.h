@@ -41,10 +41,11 @@ struct StateEntry {
 
 /// Returns the model's names of the entries (find_state_names).
 /// \param beside  Names of entries that are not tensors, or that belong to the optimizer and are stored elsewhere.
+/// \param use     If it is kRenamed or kLenient, names that cannot be mapped with certainty stay as they are.
 /// \param notes   Receives a note about the mapping, if there is one.
-/// \throws Error kBadInput, in `where`, if two entries map to the same name.
+/// \throws Error kBadInput, in `where`, as find_state_names.
 StateNames names_in_model(const std::vector<StateEntry>& entries, const KnownModel& model,
-                          const std::vector<std::string>& beside, const std::filesystem::path& where,
+                          const std::vector<std::string>& beside, ConfigUse use, const std::filesystem::path& where,
                           std::vector<std::string>& notes);
 
 /// Returns the packed entries, as `names` declares them.
@@ -60,7 +61,8 @@ void leave_out_others(const std::vector<StateEntry>& entries, const StateNames& 
 /// Returns the model's names for a checkpoint whose entries are all tensors, and leaves out entries without a name.
 /// Sets `names_of`, `old_names` and `beside_model`.
 /// \throws Error kBadInput as names_in_model.
-StateNames trained_names(const std::vector<StateEntry>& entries, const KnownModel& model, Checkpoint& checkpoint);
+StateNames trained_names(const std::vector<StateEntry>& entries, const KnownModel& model, ConfigUse use,
+                         Checkpoint& checkpoint);
 
 /// Reads the model of `checkpoint` after find_config, creates its map and splits packed entries. All tensors of the
 /// model must exist. Extra tensors, such as buffers or another head, are noted.

@@ -143,8 +143,8 @@ class DcpLayout final : public Layout {
     const auto content = context.reads_states() ? DcpContent::kRun : DcpContent::kModel;
     const fs::path optimizer = optimizer_beside(files, found.path);
     const bool has_items = found.is_empty || holds_dcp_metadata(files, found.path);
-    DcpSource source = has_items ? read_dcp_source(files, found.path, known, content, optimizer)
-                                 : read_dcp_shards(files, found.path, known);
+    DcpSource source = has_items ? read_dcp_source(files, found.path, known, context.use, content, optimizer)
+                                 : read_dcp_shards(files, found.path, known, context.use);
     checkpoint.model_elsewhere = model_of_optimizer(files, found.path);
     checkpoint.leaves_states = !context.reads_states() && (source.beside.optimizer.tensors > 0 || !optimizer.empty());
     checkpoint.format = source.format;
@@ -216,7 +216,7 @@ class DcpLayout final : public Layout {
   static void look_at_optimizer(Files& files, const fs::path& directory, const KnownModel& model,
                                 const fs::path& optimizer, BesideModel& beside) {
     try {
-      DcpSource run = read_dcp_source(files, directory, model, DcpContent::kRun, optimizer);
+      DcpSource run = read_dcp_source(files, directory, model, ConfigUse::kLenient, DcpContent::kRun, optimizer);
       TrainingStates states = training_states(std::move(run.states), std::move(run.paths), run.where);
       beside.step = last_step(files, run.files, states);
       try_dcp_groups(files, run.files, states);

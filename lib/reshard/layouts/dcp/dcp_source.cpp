@@ -178,8 +178,8 @@ void validate_parts(const fs::path& directory, const std::vector<SourceFile>& fi
 
 }  // namespace
 
-DcpSource read_dcp_source(Files& files, const fs::path& directory, const KnownModel& model, DcpContent content,
-                          const fs::path& optimizer_directory) {
+DcpSource read_dcp_source(Files& files, const fs::path& directory, const KnownModel& model, ConfigUse use,
+                          DcpContent content, const fs::path& optimizer_directory) {
   DcpSource source;
   const DcpDirectory read = read_dcp_directory(files, directory, paths_of(content), source.notes);
   const DcpMetadata& metadata = read.all;
@@ -190,7 +190,7 @@ DcpSource read_dcp_source(Files& files, const fs::path& directory, const KnownMo
   for (const DcpBytes& object : metadata.bytes) beside.push_back(object.name);
   for (const DcpTensor& tensor : optimizer.all.tensors) beside.push_back(tensor.name);
   for (const DcpBytes& object : optimizer.all.bytes) beside.push_back(object.name);
-  StateNames names = names_in_model(entries, model, beside, source.where, source.notes);
+  StateNames names = names_in_model(entries, model, beside, use, source.where, source.notes);
   source.old_names = std::move(names.old_names);
   if (!names.are_replaced) source.program = names.program;
   source.packed = packed_entries(entries, names, source.where);
@@ -233,7 +233,7 @@ bool holds_dcp_shards(Files& files, const fs::path& directory) {
   });
 }
 
-DcpSource read_dcp_shards(Files& files, const fs::path& directory, const KnownModel& model) {
+DcpSource read_dcp_shards(Files& files, const fs::path& directory, const KnownModel& model, ConfigUse use) {
   DcpSource source;
   source.format = Format::kSafetensors;
   source.where = directory;
@@ -254,7 +254,7 @@ DcpSource read_dcp_shards(Files& files, const fs::path& directory, const KnownMo
           .tensor(tensor.entry);
     entries.push_back({tensor.entry, tensor.dtype, tensor.shape});
   }
-  StateNames names = names_in_model(entries, model, {}, source.where, source.notes);
+  StateNames names = names_in_model(entries, model, {}, use, source.where, source.notes);
   source.old_names = std::move(names.old_names);
   if (!names.are_replaced) source.program = names.program;
   leave_out_others(entries, names, source.beside, source.notes);

@@ -36,13 +36,13 @@ struct DcpSource {
 enum class DcpContent : std::uint8_t { kModel, kRun };
 
 /// Reads a directory of torch.distributed.checkpoint.
-/// \param model    The model that the tensors belong to (find_state_names).
+/// \param model, use  As in names_in_model.
 /// \param content  With kModel, reads only tensors of the model.
 /// \param optimizer_directory  Directory of the model's optimizer; may be empty. Read with kRun; with kModel, its
 ///        entries are only counted, by their metadata.
 /// \throws Error kBadInput if there is no metadata, or if a file is missing, damaged, or newer than the `.metadata` of
 /// its save; kUnsupported; kIo.
-DcpSource read_dcp_source(Files& files, const std::filesystem::path& directory, const KnownModel& model,
+DcpSource read_dcp_source(Files& files, const std::filesystem::path& directory, const KnownModel& model, ConfigUse use,
                           DcpContent content = DcpContent::kModel,
                           const std::filesystem::path& optimizer_directory = {});
 
@@ -53,6 +53,6 @@ bool holds_dcp_shards(Files& files, const std::filesystem::path& directory);
 /// inferred from the extent of their chunks.
 /// \throws Error kBadInput, also if files of a part of the model are missing and `model` has no family that declares
 /// its tensors; kIo.
-DcpSource read_dcp_shards(Files& files, const std::filesystem::path& directory, const KnownModel& model);
+DcpSource read_dcp_shards(Files& files, const std::filesystem::path& directory, const KnownModel& model, ConfigUse use);
 
 }  // namespace reshard

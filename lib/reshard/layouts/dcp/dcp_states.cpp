@@ -78,8 +78,10 @@ DcpStateFinder::DcpStateFinder(std::span<const DcpTensor> model, const StateName
   packed_.where = where_;
   by_name_.reserve(model.size());
   for (std::uint32_t t = 0; t < model.size(); ++t)
-    if (!names.names[t].empty())
+    if (!names.names[t].empty()) {
       by_name_.emplace(without_wrappers(model[t].name, names).substr(names.prefix.size()), t);
+      if (!names.body_prefix.empty() || !names.repeated.empty()) by_name_.emplace(names.names[t], t);
+    }
   const std::string& prefix = names.prefix;
   constexpr std::size_t kMost = 8;
   for (std::size_t at = prefix.size(); at-- > 0 && inner_prefixes_.size() < kMost;)

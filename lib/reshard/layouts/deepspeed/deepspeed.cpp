@@ -200,7 +200,8 @@ Checkpoint DeepSpeedLayout::read(Files& files, const FoundLayout& found, const R
   std::vector<StateEntry> entries;
   for (const ZeroTensor& tensor : zero.tensors) entries.push_back({tensor.name, tensor.dtype, tensor.shape});
   LanguageModel described;
-  const StateNames names = trained_names(entries, known_model(files, checkpoint, context, described), checkpoint);
+  const KnownModel known = known_model(files, checkpoint, context, described);
+  const StateNames names = trained_names(entries, known, context.use, checkpoint);
   const PackedEntries packed = packed_entries(entries, names, found.path);
   rename(zero, names.names);
   read_trained_model(files, checkpoint, context, container_of(zero), packed, [&](const std::optional<Model>& model) {

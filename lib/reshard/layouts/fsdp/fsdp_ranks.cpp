@@ -335,7 +335,8 @@ Checkpoint FsdpRanksLayout::read(Files& files, const FoundLayout& found, const R
       if (seen.insert(tensor.name).second) entries.push_back({tensor.name, tensor.dtype, tensor.shape});
   }
   LanguageModel described;
-  const StateNames in_model = trained_names(entries, known_model(files, checkpoint, context, described), checkpoint);
+  const KnownModel known = known_model(files, checkpoint, context, described);
+  const StateNames in_model = trained_names(entries, known, context.use, checkpoint);
   Container whole_tensors;
   std::unordered_map<std::string, std::string> names;
   const PackedEntries packed = packed_entries(entries, in_model, found.path);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <set>
 #include <tuple>
 #include <unordered_map>
@@ -11,7 +12,8 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
-#include "reshard/formats/torch/state_dict.h"
+#include "reshard/layouts/names/known_names.h"
+#include "reshard/layouts/names/model_body.h"
 
 namespace reshard {
 namespace {
@@ -23,14 +25,9 @@ constexpr std::string_view kWrappers[] = {"_orig_mod", "_fsdp_wrapped_module", "
 /// known.
 constexpr std::string_view kModuleWrapper = "module";
 
-constexpr std::string_view kModelPrefix = "model.";
-/// Prefixes under which training programs store the model's state dict.
-constexpr std::string_view kUsualPrefixes[] = {kModelPrefix, "module.", "state_dict.", "app.", "model_state_dict."};
 /// Name parts that wrap a whole model: attributes of trainers and of PEFT.
 constexpr std::string_view kOuterWords[] = {
     "model", "module", "state_dict", "app", "model_state_dict", "policy", "actor", "base_model", "_forward_module"};
-/// Language models inside larger models, whose other parts have other names.
-constexpr std::string_view kPartsOfLarger[] = {"language", "language_model", "text_model", "thinker", "talker", "llm"};
 /// Prefixes of the names of many models. A user's own module may also be called "module".
 constexpr std::string_view kStartsOfModels[] = {"model.", "lm_head.", "transformer.", "gpt_neox.", "language_model."};
 /// Prefixes of names of a whole model, or of a part of a larger one, that do not occur under a model's "model.".
@@ -65,8 +62,6 @@ std::string without_module_parts(const std::string& name) {
   return rest.empty() ? name : rest;
 }
 
-using Names = std::set<std::string, std::less<>>;
-
 /// Adds other programs' names of a family's parameters.
 /// \param is_known  whether this is the model's family. If not, skips schemes that keep the model's own names.
 void add_other_names(const Family& family, bool is_known, std::map<std::string, Names>& by_program) {
@@ -81,70 +76,10 @@ void add_other_names(const Family& family, bool is_known, std::map<std::string, 
 
 /// Returns the names in a model without a head: those under "model.", without this prefix.
 Names base_names(const Names& names) {
-  constexpr std::string_view kBase = "model.";
   Names bases;
   for (const std::string& name : names)
-    if (name.starts_with(kBase)) bases.insert(name.substr(kBase.size()));
+    if (name.starts_with(kModelPrefix)) bases.insert(name.substr(kModelPrefix.size()));
   return bases;
-}
-
-/// Number of entries by prefix. An entry's prefix precedes its longest suffix that is a known name.
-using Votes = std::map<std::string, std::size_t, std::less<>>;
-
-Votes vote(std::span<const std::string> entries, const Names& known) {
-  const std::unordered_set<std::string_view> names(known.begin(), known.end());
-  std::size_t longest = 0;  // longest known name; longer suffixes are skipped
-  for (const std::string& name : known) longest = std::max(longest, name.size());
-  constexpr std::size_t kNone = std::string::npos;
-  Votes votes;
-  for (const std::string& entry : entries) {
-    const std::string starred = with_stars(entry);
-    std::size_t prefix_bytes = kNone;
-    std::size_t end = entry.size(), starred_end = starred.size();  // end of the parts that remain to be examined
-    while (true) {
-      const std::size_t dot = end == 0 ? kNone : entry.rfind('.', end - 1);
-      const std::size_t starred_dot = starred_end == 0 ? kNone : starred.rfind('.', starred_end - 1);
-      const std::size_t begin = dot == kNone ? 0 : dot + 1, starred_begin = starred_dot == kNone ? 0 : starred_dot + 1;
-      if (starred.size() - starred_begin > longest) break;
-      if (names.count(std::string_view(starred).substr(starred_begin)) > 0) prefix_bytes = begin;
-      if (dot == kNone || starred_dot == kNone) break;
-      end = dot;
-      starred_end = starred_dot;
-    }
-    if (prefix_bytes != kNone) ++votes[entry.substr(0, prefix_bytes)];
-  }
-  return votes;
-}
-
-std::size_t most(const Votes& votes) {
-  std::size_t count = 0;
-  for (const auto& [prefix, voters] : votes) count = std::max(count, voters);
-  return count;
-}
-
-/// Whether `prefix` contains an average of the weights: "ema.".
-bool is_of_average(std::string_view prefix) {
-  const std::vector<std::string> parts = split(prefix, '.');
-  return std::any_of(parts.begin(), parts.end(), is_average_key);
-}
-
-/// Returns the prefix with the most votes. If several tie, such as a model and its average, returns the most usual one
-/// for models.
-std::string chosen_prefix(const Votes& votes) {
-  const auto order = [](const std::string& prefix) {
-    const auto usual = std::find_if(std::begin(kUsualPrefixes), std::end(kUsualPrefixes),
-                                    [&](std::string_view start) { return prefix.starts_with(start); });
-    return std::tuple(is_of_average(prefix), prefix.empty() ? -1 : usual - std::begin(kUsualPrefixes), prefix.size(),
-                      prefix);
-  };
-  std::string chosen;
-  std::size_t voters = 0;
-  for (const auto& [prefix, count] : votes)
-    if (count > voters || (count == voters && order(prefix) < order(chosen))) {
-      chosen = prefix;
-      voters = count;
-    }
-  return chosen;
 }
 
 /// Whether at least half of the entries under the chosen prefix are votes.
@@ -154,13 +89,6 @@ bool fits_most(std::span<const std::string> entries, const Votes& votes) {
     return !entry.empty() && entry.starts_with(prefix);
   });
   return 2 * most(votes) >= static_cast<std::size_t>(count);
-}
-
-/// Whether a prefix ends inside a larger model, which has other parts.
-bool has_part_of_larger(std::string_view prefix) {
-  const std::vector<std::string> parts = split(prefix, '.');
-  return std::any_of(parts.begin(), parts.end(),
-                     [](const std::string& part) { return is_one_of(part, kPartsOfLarger); });
 }
 
 /// Whether the prefix consists only of words that training programs put before a model's names.
@@ -221,7 +149,8 @@ void validate_unique(std::span<const std::string> entries, const std::vector<std
     if (!is_new)
       throw Error(ErrorKind::kBadInput, fmt::format("gets the name {} in the model, which {} already has",
                                                     printable(name), printable(entries[other->second])))
-          .tensor(entries[i]);
+          .tensor(entries[i])
+          .hint(kHintForPrefixes);
   };
   for (std::size_t i = 0; i < entries.size(); ++i) {
     if (packed[i] != nullptr)
@@ -338,8 +267,8 @@ Candidate best_own_candidate(const BareNames& bare, const Names& known) {
   Candidate best;
   for (const bool is_base : {false, true})
     for (const bool without_module : {best.without_module, !best.without_module}) {
-      Candidate other{"", is_base, without_module, is_base ? base_names(known) : known};
-      other.votes = vote(without_module ? bare.without_module : bare.names, other.known);
+      Candidate other{"", is_base, without_module, known};
+      other.votes = vote(without_module ? bare.without_module : bare.names, is_base ? base_names(known) : known);
       if (other.matches() > best.matches()) best = std::move(other);
     }
   return best;
@@ -377,9 +306,53 @@ Candidate best_candidate(const BareNames& bare, const Family* family) {
   return best;
 }
 
-/// Whether a model's names may begin after "model.".
+/// Gives the entries outside the body their names in the model. All other entries around the body are then the model's,
+/// too, unless they are copies of it.
+void join_outside(const Body& body, std::span<const std::string> entries, const std::vector<std::string>& names,
+                  const Names& known, bool is_known, StateNames& found) {
+  const bool replaces = body.is_base && (!body.outside.empty() || has_part_of_larger(body.prefix)) && is_known;
+  if (replaces)
+    for (std::string& name : found.names)
+      if (!name.empty()) name.insert(0, kModelPrefix);
+  for (const auto& [i, bytes] : body.outside) found.names[i] = names[i].substr(bytes);
+  if (is_known) validate_elsewhere(body, entries, names, known, found.names);
+  if (body.outside.empty() && !replaces) return;
+  std::size_t container = body.prefix.size();
+  for (const auto& [i, bytes] : body.outside) container = std::min(container, bytes);
+  if (body.outside.empty()) container = 0;
+  for (const std::size_t i : body.others)
+    if (is_known && std::find(body.elsewhere.begin(), body.elsewhere.end(), i) == body.elsewhere.end() &&
+        names[i].size() > container && names[i].starts_with(body.prefix.substr(0, container)))
+      found.names[i] = names[i].substr(container);
+  found.prefix = body.prefix.substr(0, container);
+  found.body_prefix = body.prefix.substr(container);
+  if (replaces) found.body = kModelPrefix;
+}
+
+/// Removes repetitions of words from `part`, the prefix of the language model in a larger model, and from names that
+/// begin with them: "model.language_model.language_model." becomes "model.language_model.".
+/// \returns `part` without repetitions.
+std::string take_out_repeats(std::string part, StateNames& found) {
+  std::set<std::string> repeated;
+  for (std::size_t begin = 0, dot = 0; (dot = part.find('.', begin)) != part.npos;) {
+    const std::string word = part.substr(begin, dot + 1 - begin);
+    if (part.compare(dot + 1, word.size(), word) != 0) {
+      begin = dot + 1;
+      continue;
+    }
+    const std::string twice = part.substr(0, dot + 1) + word;
+    for (std::string& name : found.names)
+      if (name.starts_with(twice)) name.erase(begin, word.size());
+    part.erase(begin, word.size());
+    repeated.insert(word.substr(0, word.size() - 1));
+  }
+  found.repeated.assign(repeated.begin(), repeated.end());
+  return part;
+}
+
+/// Whether a model's names may begin after the first word.
 bool may_be_wrapped(const std::string& name) {
-  if (!name.starts_with(kModelPrefix)) return false;
+  if (!name.starts_with(kModelPrefix)) return is_one_of(name.substr(0, name.find('.')), kOuterWords);
   const std::string_view rest = std::string_view(name).substr(kModelPrefix.size());
   return begins_model(rest) || is_one_of(rest.substr(0, rest.find('.')), kOuterWords);
 }
@@ -413,10 +386,7 @@ void take_out_words(std::vector<std::string>& names, std::set<std::string>& wrap
   if (names.empty() || is_adapter(names)) return;
   const bool has_module = std::any_of(
       names.begin(), names.end(), [](const std::string& name) { return is_one_of(kModuleWrapper, split(name, '.')); });
-  const std::string& first = names.front();
-  if (!has_module && !is_one_of(first.substr(0, first.find('.')), kOuterWords)) return;
-  if (!has_module && first.starts_with(kModelPrefix) && std::none_of(names.begin(), names.end(), may_be_wrapped))
-    return;
+  if (!has_module && std::none_of(names.begin(), names.end(), may_be_wrapped)) return;
   Names known;
   for (const std::string& model_type : known_model_types()) known.merge(parameter_names(*builtin_family(model_type)));
   Votes votes = vote(names, known);
@@ -437,8 +407,12 @@ void take_out_words(std::vector<std::string>& names, std::set<std::string>& wrap
     prefix = kFront;
   const std::vector<std::string> words = outer_words(prefix);
   const bool is_one_name = is_one_of(prefix, names);  // it would become empty without the prefix
-  if (!words.empty() && !is_one_name && have_prefix(names, prefix)) {
-    for (std::string& name : names) name.erase(0, prefix.size());
+  const Body body = body_of(names, prefix, false, known);
+  if (!words.empty() && !is_one_name && (have_prefix(names, prefix) || body.has_all())) {
+    for (std::size_t i = 0; i < names.size(); ++i) {
+      const auto outside = body.outside.find(i);
+      names[i].erase(0, outside == body.outside.end() ? prefix.size() : outside->second);
+    }
     wrappers.insert(words.begin(), words.end());
   }
 }
@@ -511,23 +485,40 @@ StateNames find_state_names(std::span<const std::string> stored, const KnownMode
   found.program = best.program;
   found.fits = !best.votes.empty();
   found.prefix = best.prefix();
-  const bool is_part =
-      has_part_of_larger(found.prefix) ||
-      ((best.is_base || (model.is_part && !is_usual_prefix(found.prefix))) && !have_prefix(names, found.prefix));
   const std::string prefix_of_family = found.prefix;
-  if (is_part) found.prefix = container_prefix(names, found.prefix);
-  if (!found.fits) infer_prefix_from_optimizer(entries, beside, names, found);
   found.names.resize(entries.size());
   found.packed.resize(entries.size());
+  const Body body = body_of(names, found.prefix, best.is_base, best.known);
+  const bool is_alone = model.family != nullptr && !model.is_part && body.has_all();
+  const bool is_part =
+      !is_alone &&
+      (has_part_of_larger(found.prefix) ||
+       ((best.is_base || (model.is_part && !is_usual_prefix(found.prefix))) && !have_prefix(names, found.prefix)));
+  if (is_part) found.prefix = container_prefix(names, found.prefix);
+  if (!found.fits) infer_prefix_from_optimizer(entries, beside, names, found);
   for (std::size_t i = 0; i < entries.size(); ++i)
     if (names[i].size() > found.prefix.size() && names[i].starts_with(found.prefix))
       found.names[i] = names[i].substr(found.prefix.size());
-  if (model.family != nullptr && !found.program.empty())
-    rename(*model.family, prefix_of_family.substr(std::min(found.prefix.size(), prefix_of_family.size())), found);
+  std::string part;  // prefix of the language model in a larger one
+  if (is_part) part = prefix_of_family.substr(std::min(found.prefix.size(), prefix_of_family.size()));
+  if (is_part && model.family != nullptr)
+    part = take_out_repeats(std::move(part), found);
+  else if (!is_part && found.fits)
+    join_outside(body, entries, names, best.known, model.family != nullptr, found);
+  if (model.family != nullptr && !found.program.empty()) rename(*model.family, part, found);
   validate_unique(entries, found.names, found.packed);
   for (std::size_t i = 0; i < renamed.size(); ++i)
     if (!found.names[i].empty() && renamed[i] != stored[i]) found.old_names.emplace(found.names[i], stored[i]);
   return found;
+}
+
+StateNames names_as_stored(std::span<const std::string> entries, std::span<const std::string> beside) {
+  StateNames stored;
+  stored.optimizer = OptimizerEntries(entries, beside);
+  for (const std::string& entry : entries)
+    stored.names.push_back(is_training_state(entry, stored.optimizer) ? std::string() : entry);
+  stored.packed.resize(entries.size());
+  return stored;
 }
 
 bool StateNames::is_of_optimizer(std::string_view entry) const {
@@ -588,16 +579,16 @@ OldNames take_out_wrappers(std::span<Container> containers, const KnownModel& mo
 }
 
 std::string state_names_note(const StateNames& names) {
-  std::string note;
-  if (!names.prefix.empty())
-    note = fmt::format("without the prefix {}{}", printable(names.prefix), names.fits ? "" : ", as in the optimizer");
-  if (!names.wrappers.empty())
-    note += fmt::format("{}without {}",
-                        note.empty() ? ""
-                        : names.fits ? " and "
-                                     : ", and ",
-                        list_names(names.wrappers));
-  if (!note.empty()) note = "names of tensors are read " + note;
+  std::vector<std::string> changes;
+  const std::string prefix = printable(names.prefix + names.body_prefix);
+  if (!names.body.empty())
+    changes.push_back(fmt::format("with the prefix {} instead of {}", names.body, prefix));
+  else if (!prefix.empty())
+    changes.push_back("without the prefix " + prefix + (names.fits ? "" : ", as in the optimizer,"));
+  if (!names.wrappers.empty()) changes.push_back("without " + list_names(names.wrappers));
+  if (!names.repeated.empty()) changes.push_back("without repetitions of " + list_names(names.repeated));
+  std::string note = changes.empty() ? "" : "names of tensors are read " + join(changes, " and ");
+  if (note.ends_with(',')) note.pop_back();
   if (names.program.empty()) return note;
   if (!note.empty()) note += "; ";
   return note + (!names.are_replaced

@@ -23,10 +23,14 @@ struct StateNames {
   std::vector<std::string> names;
   /// One per entry; null for entries that are not the model's, or contain one parameter unchanged.
   std::vector<std::shared_ptr<const PackedNames>> packed;
-  bool are_replaced = false;          // the names of another program (Family::schemes) are replaced by the model's own
-  std::string program;                // the program that the names belong to; empty if they are the model's own
-  std::string before_state;           // Scheme::before_state of that program
-  std::string prefix;                 // prefix of all the model's entries, after removal of wrappers; may be empty
+  bool are_replaced = false;  // the names of another program (Family::schemes) are replaced by the model's own
+  std::string program;        // the program that the names belong to; empty if they are the model's own
+  std::string before_state;   // Scheme::before_state of that program
+  std::string prefix;         // prefix of all the model's entries, after removal of wrappers; may be empty
+  /// Prefix of the model's body alone, which follows `prefix` and which the head lacks: "model." for model.model.layers
+  /// next to lm_head. It is replaced by `body`, which is empty or the base model's own prefix.
+  std::string body_prefix, body;
+  std::vector<std::string> repeated;  // words of a larger model's prefix that were repeated in names
   std::vector<std::string> wrappers;  // the parts that were removed from names, sorted: "_orig_mod"
   bool fits = false;                  // some of the names belong to a known family
   OptimizerEntries optimizer;         // the optimizers' entries
@@ -54,10 +58,17 @@ struct KnownModel {
 /// moments and all other entries under the same prefix. Without an optimizer, all entries except training states are
 /// the model's, under their own names.
 /// \param beside  names of entries that are not tensors or are stored elsewhere. They help to locate the optimizers.
-/// \throws Error kBadInput, naming the entry, if two entries would get the same name.
+/// Wrappers of the body alone add a prefix that the head lacks, and other words replace the base model's prefix: the
+/// body gets the names that the family has.
+/// \throws Error kBadInput, naming the entry, if two entries would get the same name, or if one has the name of a
+/// parameter that the model lacks, behind an unrelated prefix.
 /// O(n log n) in the entries.
 StateNames find_state_names(std::span<const std::string> entries, const KnownModel& model,
                             std::span<const std::string> beside = {});
+
+/// Returns the entries' own names, except those of training states: the names for rules to change if find_state_names
+/// fails.
+StateNames names_as_stored(std::span<const std::string> entries, std::span<const std::string> beside = {});
 
 /// Returns `name` without the wrapper parts that were removed from the entries of `names`.
 std::string without_wrappers(std::string_view name, const StateNames& names);

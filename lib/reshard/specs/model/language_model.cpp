@@ -10,6 +10,7 @@
 #include "reshard/base/json.h"
 #include "reshard/base/strings.h"
 #include "reshard/specs/config/ties.h"
+#include "reshard/specs/model/other_heads.h"
 
 namespace reshard {
 namespace {
@@ -146,10 +147,6 @@ std::shared_ptr<const Family> with_prefixes(const Family& family, const std::str
   return std::make_shared<const Family>(std::move(renamed));
 }
 
-/// Heads that models have instead of the language model's head, or in addition to it: those of Transformers' classes
-/// for classification and question answering, and of reward models.
-constexpr std::string_view kOtherHeads[] = {"score", "classifier", "qa_outputs", "v_head", "value_head", "reward_head"};
-
 /// Whether models have this head in addition to the language model's.
 bool is_beside(std::string_view head) {
   return head == "v_head" || head == "value_head";
@@ -173,10 +170,7 @@ std::shared_ptr<const Family> with_heads_of(std::shared_ptr<const Family> family
                                             const std::unordered_set<std::string_view>& names) {
   std::set<std::string, std::less<>> others;
   for (const std::string_view name : names)
-    if (const auto* const head =
-            std::find(std::begin(kOtherHeads), std::end(kOtherHeads), name.substr(0, name.find('.')));
-        head != std::end(kOtherHeads))
-      others.emplace(*head);
+    if (const std::string_view head = name.substr(0, name.find('.')); is_other_head(head)) others.emplace(head);
   const bool replaced =
       is_base_model(architecture) ||
       std::any_of(others.begin(), others.end(), [](const std::string& head) { return !is_beside(head); });

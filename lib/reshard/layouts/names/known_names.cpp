@@ -1,0 +1,70 @@
+#include "reshard/layouts/names/known_names.h"
+
+#include <algorithm>
+#include <iterator>
+#include <tuple>
+#include <vector>
+
+#include "reshard/base/strings.h"
+#include "reshard/formats/torch/state_dict.h"
+
+namespace reshard {
+
+KnownNames::KnownNames(const Names& known) : names_(known.begin(), known.end()) {
+  for (const std::string& name : known) longest_ = std::max(longest_, name.size());
+}
+
+std::optional<std::size_t> KnownNames::prefix_bytes(const std::string& entry) const {
+  constexpr std::size_t kNone = std::string::npos;
+  const std::string starred = with_stars(entry);
+  std::optional<std::size_t> found;
+  std::size_t end = entry.size(), starred_end = starred.size();  // end of the parts that remain to be examined
+  while (true) {
+    const std::size_t dot = end == 0 ? kNone : entry.rfind('.', end - 1);
+    const std::size_t starred_dot = starred_end == 0 ? kNone : starred.rfind('.', starred_end - 1);
+    const std::size_t begin = dot == kNone ? 0 : dot + 1, starred_begin = starred_dot == kNone ? 0 : starred_dot + 1;
+    if (starred.size() - starred_begin > longest_) return found;
+    if (names_.count(std::string_view(starred).substr(starred_begin)) > 0) found = begin;
+    if (dot == kNone || starred_dot == kNone) return found;
+    end = dot;
+    starred_end = starred_dot;
+  }
+}
+
+Votes vote(std::span<const std::string> entries, const Names& known) {
+  const KnownNames names(known);
+  Votes votes;
+  for (const std::string& entry : entries)
+    if (const auto bytes = names.prefix_bytes(entry)) ++votes[entry.substr(0, *bytes)];
+  return votes;
+}
+
+std::size_t most(const Votes& votes) {
+  std::size_t count = 0;
+  for (const auto& [prefix, voters] : votes) count = std::max(count, voters);
+  return count;
+}
+
+bool is_of_average(std::string_view prefix) {
+  const std::vector<std::string> parts = split(prefix, '.');
+  return std::any_of(parts.begin(), parts.end(), is_average_key);
+}
+
+std::string chosen_prefix(const Votes& votes) {
+  const auto order = [](const std::string& prefix) {
+    const auto usual = std::find_if(std::begin(kUsualPrefixes), std::end(kUsualPrefixes),
+                                    [&](std::string_view start) { return prefix.starts_with(start); });
+    return std::tuple(is_of_average(prefix), prefix.empty() ? -1 : usual - std::begin(kUsualPrefixes), prefix.size(),
+                      prefix);
+  };
+  std::string chosen;
+  std::size_t voters = 0;
+  for (const auto& [prefix, count] : votes)
+    if (count > voters || (count == voters && order(prefix) < order(chosen))) {
+      chosen = prefix;
+      voters = count;
+    }
+  return chosen;
+}
+
+}  // namespace reshard

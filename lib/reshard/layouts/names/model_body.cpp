@@ -1,0 +1,99 @@
+#include "reshard/layouts/names/model_body.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iterator>
+#include <optional>
+#include <unordered_set>
+#include <utility>
+
+#include "reshard/base/error.h"
+#include "reshard/base/strings.h"
+#include "reshard/specs/model/other_heads.h"
+
+namespace reshard {
+namespace {
+
+/// Returns the module of a parameter's name; empty if it has none.
+std::string_view module_of(std::string_view name) {
+  const std::size_t dot = name.rfind('.');
+  return dot == name.npos ? std::string_view() : name.substr(0, dot);
+}
+
+/// Returns the size of the prefix of `entry` if this is the beginning of `prefix`, and one of `modules` or another head
+/// follows it.
+std::optional<std::size_t> begin_outside(std::string_view entry, std::string_view prefix, const Names& modules) {
+  for (std::size_t size = prefix.size(); size > 0;) {
+    const std::size_t dot = size < 2 ? prefix.npos : prefix.rfind('.', size - 2);
+    size = dot == prefix.npos ? 0 : dot + 1;
+    if (!entry.starts_with(prefix.substr(0, size))) continue;
+    const std::string_view name = entry.substr(size), module = module_of(name);
+    if (module.empty()) continue;
+    if (modules.count(with_stars(module)) > 0 || is_other_head(name.substr(0, name.find('.')))) return size;
+  }
+  return std::nullopt;
+}
+
+Names modules_of(const Names& known) {
+  Names modules;
+  for (const std::string& name : known)
+    if (const std::string_view module = module_of(name); !module.empty()) modules.emplace(module);
+  return modules;
+}
+
+}  // namespace
+
+bool has_part_of_larger(std::string_view prefix) {
+  const std::vector<std::string> parts = split(prefix, '.');
+  return std::any_of(parts.begin(), parts.end(), [](const std::string& part) {
+    return std::find(std::begin(kPartsOfLarger), std::end(kPartsOfLarger), part) != std::end(kPartsOfLarger);
+  });
+}
+
+bool Body::has_all() const {
+  return others.empty() && !prefix.empty() && (!outside.empty() || has_part_of_larger(prefix));
+}
+
+Body body_of(const std::vector<std::string>& names, std::string prefix, bool is_base, const Names& known) {
+  Body body{std::move(prefix), is_base};
+  const Names modules = modules_of(known);
+  const KnownNames known_names(known);
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    const std::string& name = names[i];
+    if (name.empty()) continue;
+    const bool is_inside = name.size() > body.prefix.size() && name.starts_with(body.prefix);
+    if (is_inside && (body.is_base || body.prefix.empty() ||
+                      modules.count(with_stars(module_of(std::string_view(name).substr(body.prefix.size())))) > 0))
+      continue;
+    if (const auto bytes = begin_outside(name, body.prefix, modules))
+      body.outside.emplace(i, *bytes);
+    else if (!is_inside)
+      body.others.push_back(i);
+    if (!is_inside && body.outside.count(i) == 0 && known_names.prefix_bytes(name)) body.elsewhere.push_back(i);
+  }
+  return body;
+}
+
+void validate_elsewhere(const Body& body, std::span<const std::string> entries, const std::vector<std::string>& names,
+                        const Names& known, const std::vector<std::string>& own) {
+  const KnownNames known_names(known);
+  const std::unordered_set<std::string_view> own_names(own.begin(), own.end());
+  std::set<std::string, std::less<>> copies;
+  for (const bool looks_for_copies : {true, false})
+    for (const std::size_t i : body.elsewhere) {
+      const std::size_t bytes = known_names.prefix_bytes(names[i]).value();
+      std::string prefix = names[i].substr(0, bytes);
+      const std::string name = names[i].substr(bytes);
+      if (looks_for_copies && (own_names.count(name) > 0 || is_of_average(prefix)))
+        copies.insert(std::move(prefix));
+      else if (!looks_for_copies && copies.count(prefix) == 0)
+        throw Error(ErrorKind::kBadInput,
+                    fmt::format("may be the model\'s {}, but has the prefix {}, and the other tensors {}",
+                                printable(name), printable(prefix), printable(body.prefix)))
+            .tensor(entries[i])
+            .hint(kHintForPrefixes);
+    }
+}
+
+}  // namespace reshard
