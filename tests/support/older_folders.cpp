@@ -15,6 +15,13 @@ fs::path place_of(RankId rank, bool of_dp, bool xser) {
   return xser ? name : name / "checkpoint.pt";
 }
 
+/// The key of the optimizer in a rank's file.
+const char* key_of(OlderForm form) {
+  return form == OlderForm::kLightning ? "optimizer_states"
+         : form == OlderForm::kOptimum ? "optimizer_state_dict"
+                                       : "optimizer";
+}
+
 /// The weights of a rank with what examples and Lightning save beside them.
 SavedTree rank_tree(const SavedTree& model, OlderForm form) {
   SavedTree tree;
@@ -44,8 +51,7 @@ void arrange_older(const fs::path& folder, const fs::path& to, OlderForm form, b
     }
     SavedTree tree =
         rank_tree(read_saved_tree(folder / "model" / (rank_name({rank.tp_rank, rank.pp_rank}, true) + ".pt")), form);
-    add_under(tree, form == OlderForm::kLightning ? "optimizer_states" : "optimizer", optimizer,
-              form == OlderForm::kLightning);
+    add_under(tree, key_of(form), optimizer, form == OlderForm::kLightning);
     write_saved_tree(to / place_of(rank, of_dp, xser), tree, xser);
   }
 }

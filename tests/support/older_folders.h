@@ -8,6 +8,7 @@ namespace reshard::test {
 
 enum class OlderForm : std::uint8_t {
   kOfRank,     // the optimizer under "optimizer" of each rank's file, beside the weights under "model"
+  kOptimum,    // under "optimizer_state_dict" instead, as optimum-neuron 0.0.15 to 0.0.21 saves it
   kLightning,  // the one of "optimizer_states", beside "state_dict"
   kByName,     // in files of its own: optim.dp_rank_XX.tp_rank_YY, which know no stages
 };

@@ -70,7 +70,7 @@ TEST_CASE("The optimizer of NxD's older folders is read as that of its newer one
     ++cases;
     DYNAMIC_SECTION(name) {
       const auto expected = content(read_checkpoint(saved_of(golden_case), context_of(golden_case, true)));
-      for (const OlderForm form : {OlderForm::kOfRank, OlderForm::kLightning, OlderForm::kByName})
+      for (const OlderForm form : {OlderForm::kOfRank, OlderForm::kOptimum, OlderForm::kLightning, OlderForm::kByName})
         for (const bool xser : {false, true}) {
           if (form == OlderForm::kByName && name.find("pp2") != name.npos) continue;
           CAPTURE(static_cast<int>(form), xser);
@@ -92,7 +92,7 @@ TEST_CASE("The optimizer of NxD's older folders is read as that of its newer one
 
 TEST_CASE("Files of NxD's older folders do not go along with the model") {
   const fs::path golden_case = testdata("golden/zero1/optimum-qwen3-dp2-tp2-replicated");
-  for (const OlderForm form : {OlderForm::kOfRank, OlderForm::kByName})
+  for (const OlderForm form : {OlderForm::kOfRank, OlderForm::kOptimum, OlderForm::kByName})
     for (const bool xser : {false, true}) {
       CAPTURE(static_cast<int>(form), xser);
       const TempDir temp;
@@ -170,12 +170,16 @@ TEST_CASE("Files of a rank that hold two optimizers, or one twice, are refused")
     tree.structure["optimizer_states"].erase(1);
     tree.structure["optimizer"] = {{"state", nlohmann::json::object()}};
   });
-  of_rank.refused(of_rank.file(first), "contains \"optimizer_states\" and \"optimizer\"");
+  of_rank.refused(of_rank.file(first), "contains \"optimizer\" and \"optimizer_states\"");
   of_rank.change(first, [](SavedTree& tree) {
     tree.structure.erase("optimizer_states");
     tree.structure["optimizer"] = 5;
   });
   of_rank.refused(of_rank.file(first), "its \"optimizer\" is an int, not a dict");
+  of_rank.change(first, [](SavedTree& tree) { tree.structure["optimizer_state_dict"] = 5; });
+  of_rank.refused(of_rank.file(first), "contains \"optimizer\" and \"optimizer_state_dict\"");
+  of_rank.change(first, [](SavedTree& tree) { tree.structure.erase("optimizer"); });
+  of_rank.refused(of_rank.file(first), "its \"optimizer_state_dict\" is an int, not a dict");
 
   const Older both(OlderForm::kOfRank);
   arrange_older(saved_of(both.golden_case), both.temp / "other", OlderForm::kByName, false);
@@ -211,7 +215,7 @@ TEST_CASE("Files of an optimizer that were swapped, or whose stages wrote over e
 }
 
 TEST_CASE("An older optimizer goes to newer NxD and to DCP as the newer form does, and its master weights are read") {
-  const Older of_rank(OlderForm::kLightning);
+  const Older of_rank(GENERATE(OlderForm::kLightning, OlderForm::kOptimum));
   const fs::path config = of_rank.golden_case / "original", newer_form = saved_of(of_rank.golden_case);
   const TempDir out;
   for (const char* to : {"nxd", "dcp"}) {

@@ -19,8 +19,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kOptimizer = "optimizer";
-constexpr const char* kOptimizers = "optimizer_states";
+constexpr const char* kOptimizers = "optimizer_states";  // a list
+constexpr const char* kOptimizerKeys[] = {"optimizer", "optimizer_state_dict", kOptimizers};
 constexpr const char* kDpRank = "dp_rank";
 constexpr const char* kTpRank = "tp_rank";
 constexpr std::size_t kMaxStates = 64;  // per parameter; an optimizer has two or three
@@ -77,23 +77,28 @@ class OptimizerReader {
   /// If the file contains more than the optimizer, makes the optimizer's value the root.
   void take_wrapped() {
     if (get(kGroupsKey) != kNoNode) return;
-    const PickleRef many = get(kOptimizers);
-    PickleRef one = get(kOptimizer);
-    if (many != kNoNode && one != kNoNode)
-      throw bad(fmt::format("contains \"{}\" and \"{}\": which one is the optimizer?", kOptimizers, kOptimizer))
-          .hint("save the checkpoint with one of the two, or leave out `with-optimizer`");
-    if (many != kNoNode) {
-      if (pickle_.kind(many) != PickleKind::kList && pickle_.kind(many) != PickleKind::kTuple)
-        throw bad(fmt::format("its \"{}\" is {}, not a list", kOptimizers, pickle_.describe(many)));
-      const auto all = pickle_.items(many);
+    const char* key = nullptr;
+    for (const char* const one : kOptimizerKeys) {
+      if (get(one) == kNoNode) continue;
+      if (key != nullptr)
+        throw bad(fmt::format("contains \"{}\" and \"{}\": which one is the optimizer?", key, one))
+            .hint("save the checkpoint with one of the two, or leave out `with-optimizer`");
+      key = one;
+    }
+    if (key == nullptr) return;
+    PickleRef optimizer = get(key);
+    if (key == kOptimizers) {
+      if (pickle_.kind(optimizer) != PickleKind::kList && pickle_.kind(optimizer) != PickleKind::kTuple)
+        throw bad(fmt::format("its \"{}\" is {}, not a list", key, pickle_.describe(optimizer)));
+      const auto all = pickle_.items(optimizer);
       if (all.size() > 1)
-        throw Error(ErrorKind::kUnsupported,
-                    fmt::format("contains {} optimizers under \"{}\"", all.size(), kOptimizers))
+        throw Error(ErrorKind::kUnsupported, fmt::format("contains {} optimizers under \"{}\"", all.size(), key))
             .in(path_)
             .hint("only one optimizer can be read: leave out `with-optimizer`, or save with one");
-      if (!all.empty()) one = all.front();
+      if (all.empty()) return;
+      optimizer = all.front();
     }
-    if (one != kNoNode) root_ = dict(one, fmt::format("its \"{}\"", many == kNoNode ? kOptimizer : kOptimizers));
+    root_ = dict(optimizer, fmt::format("its \"{}\"", key));
   }
 
   /// Reads the ranks that NxD's save_sharded_state_dict records.
@@ -300,9 +305,11 @@ bool holds_optimizer(Files& files, const fs::path& path) {
   const TorchFile file = read_torch_file(*open_weights(files, path), path);
   const Pickle& pickle = file.pickle();
   const auto root = mapping_items(pickle, pickle.root());
-  if (value_of(pickle, root, kOptimizer, path) != kNoNode) return true;
-  const PickleRef many = value_of(pickle, root, kOptimizers, path);
-  return many != kNoNode && (pickle.kind(many) != PickleKind::kList || !pickle.items(many).empty());
+  return std::any_of(std::begin(kOptimizerKeys), std::end(kOptimizerKeys), [&](const char* key) {
+    const PickleRef value = value_of(pickle, root, key, path);
+    return value != kNoNode &&
+           (key != kOptimizers || pickle.kind(value) != PickleKind::kList || !pickle.items(value).empty());
+  });
 }
 
 OptimizerFile read_optimizer_file(Files& files, const fs::path& path) {

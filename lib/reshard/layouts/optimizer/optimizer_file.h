@@ -1,8 +1,9 @@
 // One file of an optimizer's state_dict() as NeuronX Distributed (NxD) saves it, plain or xser (trainer/checkpoint.py;
 // the ZeRO-1 form is torch_xla's distributed/zero_redundancy_optimizer.py, the form with experts is NxD's
 // optimizer/ep_zero.py). If the file also contains the weights, the optimizer is the value of "optimizer" (NxD's
-// examples/training, tp_dp_bert_*) or the only item of "optimizer_states" (Lightning's trainer). Layouts determine
-// which parameter a number refers to and which of its rows the file contains.
+// examples/training, tp_dp_bert_*) or "optimizer_state_dict" (optimum-neuron 0.0.21, distributed/base.py), or the only
+// item of "optimizer_states" (Lightning's trainer). Layouts determine which parameter a number refers to and which of
+// its rows the file contains.
 #pragma once
 
 #include <cstdint>
