@@ -101,5 +101,33 @@ TEST_CASE("pipeline-parallelism lines 24 to 62 and 239: stages by even parts, by
   }
 }
 
+TEST_CASE("distributed-training line 96: without parallel embeddings every rank has the embedding and the head whole") {
+  struct Case {
+    Format format;
+    bool tied;
+    std::uint64_t vocab;  // 33 rows cannot be split
+  };
+  for (const Case& each :
+       {Case{Format::kPytorch, false, 33}, Case{Format::kXser, true, 32}, Case{Format::kSafetensors, false, 32}}) {
+    CAPTURE(name(each.format), each.tied);
+    const RequestFields to{
+        .layout = "ranks", .format = each.format, .tp = 2, .pp = 2, .options = {"disable-embedding-parallelization"}};
+    const Input input({.vocab = each.vocab, .tied = each.tied}, to, 14);
+    const TensorData& embedding = input.tensors.at("model.embed_tokens.weight");
+    const auto ranks = read_shards(input.path());
+    for (const char* rank : {"tp_rank_00_pp_rank_00", "tp_rank_01_pp_rank_00"}) {
+      CHECK((ranks.at(rank).at("model.embed_tokens.weight") == embedding));
+      CHECK(ranks.at(rank).at("model.layers.0.self_attn.q_proj.weight").shape[0] == 8);
+    }
+    for (const char* rank : {"tp_rank_00_pp_rank_01", "tp_rank_01_pp_rank_01"})
+      CHECK((ranks.at(rank).at("lm_head.weight") == (each.tied ? embedding : input.tensors.at("lm_head.weight"))));
+    CHECK((input.whole() == input.tensors));
+    if (each.vocab % 2 != 0) continue;
+    convert(input.path(), input / "optimum", {.layout = "optimum", .tp = 2, .pp = 1});
+    shard(input / "model", input / "direct", {.layout = "optimum", .tp = 2});
+    CHECK((read_shards(input / "optimum") == read_shards(input / "direct")));
+  }
+}
+
 }  // namespace
 }  // namespace reshard::test

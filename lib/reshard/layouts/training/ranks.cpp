@@ -65,12 +65,16 @@ std::string ranks_loaded_by(const TargetRequest& request, const TargetPlan& plan
     return "only reshard reads rank files in safetensors; trainers load those of `format` pytorch and xser";
   const bool xser = format == Format::kXser;
   std::string text = fmt::format("NxD's parallel_layers.load loads these files{}", xser ? " with load_xser=True" : "");
+  const bool whole = request.options.flag(kWholeEmbeddings.name);
   if (!std::all_of(stages.begin(), stages.end(),
                    [](const StagePlan& stage) { return stage_pt_value(stage.metadata).has_value(); }))
-    return text + ", into a model with the same fused linears";
+    return text + fmt::format(", into a model with the same fused linears{}", whole ? " and whole embeddings" : "");
   const bool grouped = plan.attention && !plan.attention->ranks.empty();
-  if (xser) return text + (grouped ? ", and optimum-neuron 0.0.21" : ", and optimum-neuron 0.0.18 to 0.0.21");
-  return grouped || plan.mesh.pp > 1 ? text : text + ", and optimum-neuron 0.0.15 to 0.0.17";
+  if (xser)
+    text += grouped ? ", and optimum-neuron 0.0.21" : ", and optimum-neuron 0.0.18 to 0.0.21";
+  else if (!grouped && plan.mesh.pp == 1)
+    text += ", and optimum-neuron 0.0.15 to 0.0.17";
+  return text + (whole ? ", for runs with disable_embedding_parallelization" : "");
 }
 
 bool fuses_ranks_linears(const TargetRequest& request, const PartitionOptions& source) {
@@ -112,7 +116,7 @@ class RanksLayout final : public Layout {
   const LayoutTraits& traits() const override { return kRanksTraits; }
   const RankFormat* ranks() const override { return &kRanksFormat; }
   std::vector<const LayoutOption*> options() const override {
-    return {&kFuseQkv, &kKvSizeMultiplier, &kFuseLinears, &kWeights, &kSourceOptimizerGroups};
+    return {&kFuseQkv, &kKvSizeMultiplier, &kFuseLinears, &kWholeEmbeddings, &kWeights, &kSourceOptimizerGroups};
   }
   std::vector<FoundLayout> recognise(Files& files, const fs::path& path) const override {
     std::vector<FoundLayout> found = recognise_ranks(files, *this, path);

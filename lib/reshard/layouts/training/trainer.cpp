@@ -207,6 +207,17 @@ void add_optimizer(const Layout& layout, TargetPlan& plan, const TargetRequest& 
       plan.text_files.push_back(std::move(marker));
 }
 
+/// Whether ranks share a parameter outside the layers: an embedding or an output matrix.
+bool is_outside_and_split(const ModelParameter& parameter) {
+  return !parameter.layer && parameter.split_dim.has_value();
+}
+
+Model with_whole_embeddings(Model model) {
+  for (ModelParameter& parameter : model.parameters)
+    if (is_outside_and_split(parameter)) parameter.split_dim.reset();
+  return model;
+}
+
 /// Applies the attention options in the model's description unless the request overrides them.
 PartitionOptions described_options(const Model& model, PartitionOptions options) {
   if (!model.family->attention) return options;
@@ -223,6 +234,12 @@ std::string why_fused_linears_idle(const TargetPlan& plan, const Model& model) {
     return fmt::format("NxD's model classes fuse no linears of {}", model.family->model_type);
   return plan.map.files.front().encoding == TargetFile::Encoding::kSafetensors ? "in safetensors they are always fused"
                                                                                : "";
+}
+
+std::string why_whole_embeddings_idle(const TargetPlan& plan, const Model& model) {
+  if (std::none_of(model.parameters.begin(), model.parameters.end(), is_outside_and_split))
+    return "every rank has all of the tensors outside the layers anyway";
+  return plan.mesh.tp == 1 ? "one rank has all of both anyway" : "";
 }
 
 PartitionOptions given_or_kept(const OptionValues& values, const PartitionOptions& source) {
@@ -298,7 +315,10 @@ TargetPlan plan_training(const Layout& layout, const Trainer& trainer, const Tar
   if (names_attention) options = PartitionOptions{.fuse_linears = false};
   PartitionOptions padded = options;
   padded.pad_heads = options.pad_heads || trainer.padding != nullptr;
-  const Model& split = modules ? modules->without_own_splits() : model;
+  std::optional<Model> changed;
+  if (modules) changed = modules->without_own_splits();
+  if (request.options.flag(kWholeEmbeddings.name)) changed = with_whole_embeddings(changed ? *changed : model);
+  const Model& split = changed ? *changed : model;
   const DegreeProblem of_modules = [&](std::uint64_t tp) -> std::optional<Error> {
     Mesh mesh = plan.mesh;
     mesh.tp = static_cast<std::uint32_t>(tp);

@@ -27,6 +27,15 @@ inline constexpr LayoutOption kFuseLinears{
     .help = "Fuse the linears that NxD's model classes fuse, such as gate_proj and up_proj (safetensors: always)",
     .why_idle = why_fused_linears_idle};
 
+/// LayoutOption::why_idle of kWholeEmbeddings.
+std::string why_whole_embeddings_idle(const TargetPlan& plan, const Model& model);
+
+inline constexpr LayoutOption kWholeEmbeddings{
+    .name = "disable-embedding-parallelization",
+    .type = LayoutOption::Type::kFlag,
+    .help = "Keep the embedding and the output matrix whole on every rank, like optimum-neuron with this setting",
+    .why_idle = why_whole_embeddings_idle};
+
 inline constexpr LayoutOption kPadHeads{
     .name = "pad-attn-heads",
     .type = LayoutOption::Type::kFlag,
