@@ -5,6 +5,7 @@
 #include <sstream>
 #include <utility>
 
+#include "reshard/base/error.h"
 #include "reshard/base/strings.h"
 
 namespace reshard::cli {
@@ -22,6 +23,16 @@ class CommandNode : public CLI::App {
 
 namespace {
 
+/// Refuses "-", which for other programs is standard input or output.
+/// \throws Error kUsage.
+void validate_path(const std::string& option, const std::string& value) {
+  if (value != "-") return;
+  throw Error(
+      ErrorKind::kUsage,
+      option + ": standard input and output are not supported, since files are read and written at any position")
+      .hint("give a path, and save piped data to a file first; the path of a file called - is ./-");
+}
+
 /// Adds a declared option. `add` registers it with CLI11 under its names.
 template <typename Add>
 Option declare(CommandNode& node, const OptionInfo& info, const Add& add) {
@@ -30,6 +41,11 @@ Option declare(CommandNode& node, const OptionInfo& info, const Add& add) {
   if (may_be_missing) names = names.substr(1, names.size() - 2);
   CLI::Option* option = add(names);
   if (info.is_argument() && !may_be_missing) option->required();
+  if (info.completion == Completion::kFile || info.completion == Completion::kDirectory)
+    option->check([names](const std::string& value) {
+      validate_path(names, value);
+      return std::string();
+    });
   auto& [known, declared] = node.declared.emplace_back(option, info);
   declared.names = names;
   return Option(*option, declared);

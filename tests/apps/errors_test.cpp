@@ -61,6 +61,32 @@ std::vector<DeadOutput> dead_outputs(const TempDir& dir) {
 
 }  // namespace
 
+TEST_CASE("A dash is no path, and neither are pipes, which is told with what to do") {
+  const std::string says = ": standard input and output are not supported";
+  for (const auto& [arguments, option] : std::vector<std::pair<Arguments, std::string>>{
+           {{"shard", "-", "o", "--tp", "2"}, "MODEL_DIR"},
+           {{"shard", kModel, "-", "--tp", "2"}, "OUT_DIR"},
+           {{"consolidate", "-"}, "CHECKPOINT_DIR"},
+           {{"consolidate", kModel, "-"}, "OUT_DIR"},
+           {{"convert", "-", "o"}, "SRC"},
+           {{"convert", kModel, "-"}, "DST"},
+           {{"inspect", "-"}, "PATH"},
+           {{"verify", kModel, "-"}, "B"},
+           {{"verify", kModel, "--manifest", "-"}, "--manifest"},
+           {{"shard", kModel, "o", "--tp", "2", "--spec", "-"}, "--spec"},
+       })
+    check_fails(arguments, 2, {option + says, "save piped data to a file first", "./-"});
+  const TempDir dir;
+  const std::string pipe = (dir / "pipe").string();
+  REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
+  for (const Arguments& arguments : std::vector<Arguments>{{"shard", pipe, (dir / "o").string(), "--tp", "2"},
+                                                           {"consolidate", pipe, (dir / "o").string()},
+                                                           {"convert", pipe, (dir / "o").string()},
+                                                           {"inspect", pipe},
+                                                           {"verify", kModel, pipe}})
+    check_fails(arguments, 3, {pipe + ": is a pipe or a device", "save the data to a file, and give its path"});
+}
+
 TEST_CASE("A missing argument that has few choices is an error that names them") {
   check_fails({"completion"}, 2, {"SHELL is required", "give one of bash, zsh, fish"});
 }

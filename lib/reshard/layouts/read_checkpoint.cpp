@@ -378,8 +378,20 @@ Checkpoint read_lone_model(Files& files, const fs::path& path, const ReadContext
   return checkpoint;
 }
 
-Error no_directory(Files& files, const fs::path& path) {
+bool has_data(Files& files, const fs::path& path) {
+  return files.is_file(path) || files.is_directory(path);
+}
+
+/// The error for a path without data.
+Error no_data(Files& files, const fs::path& path) {
   if (!files.exists(path)) return nothing_at(files, path);
+  return Error(ErrorKind::kBadInput, "is a pipe or a device, but tensors are read from any position of a file")
+      .in(path)
+      .hint("save the data to a file, and give its path");
+}
+
+Error no_directory(Files& files, const fs::path& path) {
+  if (!has_data(files, path)) return no_data(files, path);
   return Error(ErrorKind::kBadInput, "is not a directory")
       .in(path)
       .hint("give the directory of the checkpoint, not one of its files");
@@ -407,7 +419,7 @@ Checkpoint sharded_at(Files& files, const fs::path& path, const ReadContext& con
 
 Checkpoint whole_at(Files& files, const fs::path& directory, const ReadContext& context) {
   if (files.is_file(directory)) return read_lone_model(files, directory, context);
-  if (!files.exists(directory)) throw nothing_at(files, directory);
+  if (!has_data(files, directory)) throw no_data(files, directory);
   if (!files.is_directory(directory))
     throw Error(ErrorKind::kBadInput, "is not a directory")
         .in(directory)
@@ -432,7 +444,7 @@ Checkpoint whole_at(Files& files, const fs::path& directory, const ReadContext& 
 }
 
 Checkpoint checkpoint_at(Files& files, const fs::path& path, const ReadContext& context) {
-  if (!files.exists(path)) throw nothing_at(files, path);
+  if (!has_data(files, path)) throw no_data(files, path);
   if (!files.is_directory(path)) {
     Checkpoint checkpoint = read_any_file(files, path, context);
     note_idle_options(checkpoint, context.options);
