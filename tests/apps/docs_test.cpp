@@ -1,7 +1,10 @@
 // What the documents say is what the repository holds: the program prints what their examples show, their C++ is that
 // of programs that are compiled, links lead somewhere, every family is named. scripts/make-docs.sh renews them.
 
+#include <sys/wait.h>
+
 #include <algorithm>
+#include <cstdlib>
 #include <filesystem>
 #include <map>
 #include <regex>
@@ -224,6 +227,28 @@ TEST_CASE("The tables of layouts, their options, the built-in families and the v
   check_renewed(kRepository / "docs/environment.md", [](const std::string& text) {
     return with_table(text, "<!-- variables of the program -->", variables_table());
   });
+}
+
+/// The lines below `run: |` in the YAML of a document, as a shell gets them.
+std::string script_in(const std::string& text) {
+  static const std::regex kScript(R"(\n( +)- run: \|\n((?:\1    [^\n]*\n)+))");
+  std::smatch match;
+  REQUIRE(std::regex_search(text, match, kScript));
+  return match[2];
+}
+
+TEST_CASE("The commands of the CI job in the recipes work, and stop the job at tensors that differ", "[docs]") {
+  const std::string script = script_in(read_file(kRepository / "docs/recipes.md"));
+  const std::string model = testdata("golden/optimum/qwen3-tp4-pp3-gqa/original").string();
+  const auto exit_code_of = [&](const std::string& script_of_job) {
+    const TempDir job;
+    const std::string command = "(set -e; cd '" + job.path().string() + "'; MODEL='" + model + "'; reshard() { '" +
+                                RESHARD_PROGRAM + "' \"$@\"; }\n" + script_of_job + ") >/dev/null 2>&1 </dev/null";
+    return WEXITSTATUS(std::system(command.c_str()));
+  };
+  CHECK(exit_code_of(script) == 0);
+  const std::size_t first = script.find('\n') + 1;
+  CHECK(exit_code_of(script.substr(0, first) + "printf x >>shards/config.json\n" + script.substr(first)) == 1);
 }
 
 TEST_CASE("Every link in the documents leads to a file, and to a heading in it", "[docs]") {
