@@ -91,14 +91,14 @@ TEST_CASE("for options of other programs that mean something else a hint names o
            {{"--cast-type", "as-declared"}, "try: --declared-dtypes for as-declared"},
            {{"--moe-cte-tp-degree", "2"}, "try: leave it out: it is --tp divided by --moe-cte-ep-degree"},
            {{"--moe_tkg_tp_degree", "2"}, "try: leave it out: it is --tp divided by --moe-tkg-ep-degree"},
-           {{"--zero_1"}, "try: leave it out: ZeRO-1 shards the optimizer's states"},
+           {{"--zero_1"}, "try: --with-optimizer, which takes along"},
            {{"--auto_partition", "True"}, "try: leave it out: --pp divides the layers evenly"},
            {{"--model_name_or_path", "x"}, "as the first argument"},
            {{"--serialize_path", "x"}, "as the second argument"},
            {{"--load_on_device", "False"}, "try: leave it out: reshard writes files"},
            {{"--disable_sequence_parallel"}, "try: leave it out: it does not change the weights"},
            {{"--nproc_per_node=2"}, "try: leave it out: --threads says"},
-           {{"--use_zero1_optimizer"}, "try: leave it out: ZeRO-1 shards"},
+           {{"--use_zero1_optimizer"}, "try: --with-optimizer, which takes along"},
            {{"--do_train"}, "try: leave it out: it does not change the weights"},
            {{"--per_device_train_batch_size", "1"}, "try: leave it out: it does not change the weights"},
            {{"--num_microbatches", "4"}, "try: leave it out: it does not change the weights"},
@@ -119,7 +119,7 @@ TEST_CASE("a hint names a command only if it can do what is asked for") {
   CHECK_THAT(refused({"inspect", kModel, "--rename", "a=b"}), Says("has it"));
   CHECK_THAT(refused({"consolidate", "x", "--with_optimizer"}), Says("reshard convert has --with-optimizer"));
   CHECK_THAT(refused({"consolidate", "x", "--layout", "nxd"}), Says("reshard convert has --to"));
-  CHECK_THAT(refused({"convert", "x", "o", "--zero_1"}), Says("try: --with-optimizer, which takes along"));
+  CHECK_THAT(refused({"inspect", "x", "--zero_1"}), Says("try: leave it out: ZeRO-1 shards"));
   CHECK_THAT(refused({"consolidate", "x", "--disable_embedding_parallelization"}),
              Says("try: leave it out: the files show whether"));
   CHECK_THAT(refused({"consolidate", "x", "--save_xser", "True"}),
