@@ -63,7 +63,7 @@ void validate(Files& files, Request& request) {
 
 /// \param target  null if the layout of the source is unknown.
 ReadContext context_of(const Request& request, const Layout* target) {
-  ConfigUse use = request.names.empty() ? ConfigUse::kStrict : ConfigUse::kRenamed;
+  ConfigUse use = request.names.empty() && !request.allow_missing ? ConfigUse::kStrict : ConfigUse::kRenamed;
   if (request.source.kind == SourceKind::kWhole) use = ConfigUse::kNeeded;
   const bool needs_groups = target != nullptr && target->traits().writes_groups_alone();
   const Beside read = needs_groups ? Beside::kReadGroups : Beside::kRead;

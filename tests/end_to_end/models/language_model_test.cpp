@@ -278,7 +278,13 @@ TEST_CASE("Heads of reward models and classifiers take the place of the language
     CHECK((back_from_shards(temp, tensors) == tensors));
     CHECK(last_stage(temp).count("lm_head.weight") == 1);
   }
-  SECTION("none, which is taken as tied, with a note") {
+  SECTION("none, which is an error") {
+    tensors.erase("lm_head.weight");
+    check_error(refusal_of(temp, tensors), {.tensor = "lm_head.weight", .says = "is missing"});
+  }
+  SECTION("none, which is taken as tied, with a note, if config.json does not say") {
+    of.facts["config"].erase("tie_word_embeddings");
+    write_architecture(of, temp / "model");
     tensors.erase("lm_head.weight");
     CHECK((back_from_shards(temp, tensors) == tensors));
     CHECK_THAT(joined_notes(*plan(temp)), Says("there is no lm_head.weight, so it is treated as tied"));

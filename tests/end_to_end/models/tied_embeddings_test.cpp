@@ -109,7 +109,13 @@ TEST_CASE("A config.json of an embedding alone says at all levels that it is tie
     stored.erase(has_head ? embedding->first : kOutput);
     write_safetensors(temp / "model/model.safetensors", stored);
     const fs::path output = temp / (has_head ? "head" : "embedding");
-    if (has_head) {
+    if (!has_head) {
+      check_refused(
+          [&] { convert(temp / "model", output, {.layout = "hf"}); },
+          {.says = "is missing: lm_head.weight", .hint = "set \"tie_word_embeddings\" to true", .unwritten = output});
+      merge_json(temp / "model/config.json", {{"text_config", {{"tie_word_embeddings", true}}}});
+    } else {
+      merge_json(temp / "model/config.json", {{"text_config", {{"tie_word_embeddings", false}}}});
       check_refused([&] { convert(temp / "model", output, {.layout = "hf"}); },
                     {.says = "is missing: " + embedding->first, .unwritten = output});
       merge_json(temp / "model/config.json", {{"text_config", {{"tie_word_embeddings", true}}}});

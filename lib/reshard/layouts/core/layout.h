@@ -153,7 +153,7 @@ using FamilySpec = std::shared_ptr<const Family>;
 enum class ConfigUse {
   kLenient,  // an invalid config.json adds a note
   kStrict,   // an invalid config.json is an error, and so is a sharded checkpoint of another model
-  kRenamed,  // like kStrict, but the caller renames tensors first, and then checks for missing tensors
+  kRenamed,  // like kStrict, but the caller checks for missing tensors, after it has renamed tensors
   kNeeded,   // like kStrict, but also requires a config.json with a known family or a plan
 };
 

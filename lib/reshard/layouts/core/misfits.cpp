@@ -122,7 +122,7 @@ std::string hint_for(const Misfits& misfits, const Model& model) {
                 ? "; to keep or drop tensors that are not weights, such as buffers, set `extra-tensors`"
                 : "");
   }
-  return "the checkpoint is incomplete, or config.json belongs to another model";
+  return hint_for_missing(misfits.missing, model);
 }
 
 /// Returns "; 3 other tensors fit no name of the family: ...", since these may be the missing tensors under other
@@ -249,6 +249,16 @@ Error emptied_error(const std::vector<std::string>& names) {
       "the values are in the run's own checkpoint, such as global_stepN/: give that; or save the model again with "
       "stage3_gather_16bit_weights_on_model_save");
   return error;
+}
+
+std::string hint_for_missing(std::span<const std::string> missing, const Model& model) {
+  const std::string hint = "the checkpoint is incomplete, or config.json belongs to another model";
+  for (const Family::Module& module : model.family->modules)
+    if (!module.tied_to.empty() &&
+        std::find(missing.begin(), missing.end(), module.name + "." + module.parameter) != missing.end())
+      return fmt::format("{}; if {} shares the weight of {}, set \"{}\" to true in config.json", hint, module.name,
+                         module.tied_to, kTiedKey);
+  return hint;
 }
 
 Misfits find_misfits(std::span<const LogicalTensor> tensors, const Model& model) {

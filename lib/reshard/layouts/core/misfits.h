@@ -34,6 +34,9 @@ Error emptied_error(const std::vector<std::string>& names);
 
 Misfits find_misfits(std::span<const LogicalTensor> tensors, const Model& model);
 
+/// Returns a remedy for missing tensors.
+std::string hint_for_missing(std::span<const std::string> missing, const Model& model);
+
 /// Validates that the logical tensors of `map` are those of `model`, and sorts them in state-dict order.
 /// \param where  The checkpoint's directory, for errors.
 /// \param hint   Another remedy for the error's hint; used only if config.json determines the family.

@@ -81,9 +81,9 @@ void validate_complete(Draft& draft, const Request& request) {
   const Model model = renamed_model(draft, request.names, source.map.logical);
   const Misfits misfits = find_misfits(draft.wanted, model);
   validate_shapes(draft, misfits);
-  // When training checkpoints are read, this was noted already, unless names change.
+  // When training checkpoints are read, this was noted already, unless they may change.
   if (!misfits.unlisted.empty() && request.source.extra == ExtraTensors::kRefuse &&
-      (!source.beside_model || !request.names.empty())) {
+      (!source.beside_model || !request.names.empty() || request.allow_missing)) {
     std::vector<std::string> unlisted;
     for (const LogicalTensor* tensor : misfits.unlisted) unlisted.push_back(tensor->name);
     draft.note("config.json does not explain these tensors: " + list_names(unlisted));
@@ -103,9 +103,7 @@ void validate_complete(Draft& draft, const Request& request) {
         .hint(kHintForPeft);
   throw Error(ErrorKind::kBadInput, fmt::format("{}: {}", what, list_names(missing)))
       .in(source.path)
-      .hint(
-          "the checkpoint is incomplete, or config.json belongs to another model; `allow-missing` writes the existing "
-          "tensors");
+      .hint(hint_for_missing(missing, model) + "; `allow-missing` writes the existing tensors");
 }
 
 /// Validates that the tensors are exactly the model's.

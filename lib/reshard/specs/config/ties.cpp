@@ -64,6 +64,8 @@ bool are_tied(const SaidTies& said, HeldWeights held, const std::string& head, c
                                   said.tied ? "" : ", though " + said.text()));
       return true;
     case HeldWeights::kEmbedding:
+      // Without the key, the default may be that of another version; a declaration is right.
+      if (!said.levels.empty() && !said.says(true) && !said.outer_is_silent) return false;
       if (!said.tied)
         notes.push_back(
             fmt::format("there is no {}, so it is treated as tied to {}, although {}; if the model has a head of its "

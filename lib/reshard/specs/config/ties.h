@@ -31,7 +31,8 @@ void set_ties(OrderedJson& config, bool tied);
 /// Which of two weights that may be tied the checkpoint contains.
 enum class HeldWeights : std::uint8_t { kNeither, kHead, kEmbedding, kBoth };
 
-/// Whether the two weights are tied. An embedding alone is tied, as many families tie by default or in code. A head
+/// Whether the two weights are tied. An embedding alone is tied, as many families tie by default or in code, unless all
+/// levels of config.json say that it is not. A head
 /// alone is tied only if a level of config.json or the family's default says so. If both are stored, all levels must
 /// say so, and the caller compares their bytes. Adds a note if the files contradict config.json.
 bool are_tied(const SaidTies& said, HeldWeights held, const std::string& head, const std::string& embedding,
