@@ -379,6 +379,7 @@ void add_selection(Command command, SelectionArguments& arguments) {
   add(command, "--rename", arguments.renames);
   add(command, "--drop", arguments.drop);
   add(command, "--keep", arguments.keep);
+  add(command, "--renumber-layers", arguments.renumber_layers);
   add(command, "--allow-missing", arguments.allow_missing);
 }
 
@@ -387,6 +388,7 @@ NameRules name_rules(const SelectionArguments& arguments) {
   for (const std::string& text : arguments.renames) rules.renames.push_back(parse_rename("rename", text));
   for (const std::string& text : arguments.drop) rules.drop.emplace_back("drop", text);
   for (const std::string& text : arguments.keep) rules.keep.emplace_back("keep", text);
+  rules.renumber_layers = arguments.renumber_layers;
   return rules;
 }
 

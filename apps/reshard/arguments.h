@@ -112,9 +112,10 @@ struct SelectionArguments {
   std::vector<std::string> renames;
   std::vector<std::string> drop;
   std::vector<std::string> keep;
+  bool renumber_layers = false;
   bool allow_missing = false;
 };
-/// Adds --rename, --drop, --keep and --allow-missing.
+/// Adds --rename, --drop, --keep, --renumber-layers and --allow-missing.
 void add_selection(Command command, SelectionArguments& arguments);
 /// \throws Error kUsage.
 NameRules name_rules(const SelectionArguments& arguments);

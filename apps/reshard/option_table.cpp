@@ -181,6 +181,7 @@ constexpr OptionRow kSelectionOptions[] = {
     {"--rename", "REGEX=TEXT", "Replace what matches in names, in order; $1 … $9 are groups"},
     {"--drop", "REGEX", "Leave out tensors whose name matches"},
     {"--keep", "REGEX", "Take only tensors whose name matches"},
+    {"--renumber-layers", "", "Number the layers that --keep and --drop leave from 0, in names and in config.json"},
     {"--filter", "REGEX", "Only tensors whose name matches"},
     {"--allow-missing", "", "Write a model that lacks tensors which config.json asks for, and list them in a note"},
     {"--extra-tensors", "keep|drop",

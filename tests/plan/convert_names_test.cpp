@@ -1,10 +1,13 @@
 // --rename, --drop and --keep.
 
+#include <nlohmann/json.hpp>
+
 #include "support/checkpoints.h"
 #include "support/input.h"
 #include "support/local_files.h"
 #include "support/oracle.h"
 #include "support/refusals.h"
+#include "support/spoilers.h"
 
 namespace reshard::test {
 namespace {
@@ -170,6 +173,73 @@ TEST_CASE("What loads the files is said on the condition that its model has the 
     add_rename(request, "^=x.");
     CHECK_THAT(joined_notes(*plan_convert(request)), Says("must have the names that `rename` gave"));
   }
+}
+
+/// A qwen3 of four layers, whose config.json has a list with a value per layer, and one with numbers of layers.
+struct FourLayers : Input {
+  FourLayers() : Input({.model_type = "qwen3", .layers = 4}) {
+    merge_json(*this / "model/config.json",
+               {{"layer_types", {"a", "b", "c", "d"}}, {"cross_layers", {1, 3}}, {"eos_token_id", {1, 2, 3, 4}}});
+  }
+  Request request(const std::string& drop, bool renumbers, const RequestFields& to = {.layout = "hf"}) const {
+    Request request = convert_request(path(), *this / "less", to);
+    request.names.drop.emplace_back("drop", drop);
+    request.names.renumber_layers = renumbers;
+    return request;
+  }
+  /// The tensors with the layers of these numbers.
+  TensorMap left(const std::vector<std::uint64_t>& layers, bool renumbered) const {
+    TensorMap result;
+    for (const auto& [name, data] : tensors)
+      if (!name.starts_with("model.layers.")) result[name] = data;
+    for (std::size_t i = 0; i < layers.size(); ++i) {
+      const std::string old = "model.layers." + std::to_string(layers[i]) + ".";
+      for (const auto& [name, data] : tensors)
+        if (name.starts_with(old))
+          result["model.layers." + std::to_string(renumbered ? i : layers[i]) + "." + name.substr(old.size())] = data;
+    }
+    return result;
+  }
+  nlohmann::json config() const { return nlohmann::json::parse(read_file(*this / "less/config.json")); }
+};
+
+TEST_CASE("Where the first layers are left, config.json is that of a model with so many") {
+  const FourLayers input;
+  const Request request = input.request(R"(layers\.[23]\.)", false);
+  CHECK_THAT(
+      joined_notes(*plan_convert(request)),
+      Says("that of 2 of 4 layers: cross_layers, layer_types, num_hidden_layers") && !Says("config.json asks for"));
+  convert(request);
+  CHECK((read_model(input / "less") == input.left({0, 1}, false)));
+  const auto config = input.config();
+  CHECK(config["num_hidden_layers"] == 2);
+  CHECK(config["layer_types"] == nlohmann::json{"a", "b"});
+  CHECK(config["cross_layers"] == nlohmann::json{1});
+  CHECK(config["eos_token_id"].size() == 4);
+  CHECK((converted(input / "less", input / "again", {.layout = "hf"}) == input.left({0, 1}, false)));
+}
+
+TEST_CASE(
+    "Other layers are numbered from 0 if that is asked for, in any layout, else a note says that nothing loads them") {
+  const FourLayers input;
+  const std::string drop = R"(layers\.[02]\.)";
+  CHECK_THAT(joined_notes(*plan_convert(input.request(drop, false))),
+             Says("only layers 1, 3 are left") && Says("`renumber-layers`"));
+  convert(input.request(drop, false));
+  CHECK((read_model(input / "less") == input.left({1, 3}, false)));
+  CHECK(input.config()["num_hidden_layers"] == 4);
+  for (const char* to : {"hf", "dcp", "ranks"}) {
+    CAPTURE(to);
+    std::filesystem::remove_all(input / "less");
+    RequestFields fields{.layout = to};
+    if (to == std::string("ranks")) fields.tp = 2;
+    convert(input.request(drop, true, fields));
+    CHECK(input.config()["num_hidden_layers"] == 2);
+    CHECK(input.config()["layer_types"] == nlohmann::json{"b", "d"});
+    CHECK(input.config()["cross_layers"] == nlohmann::json{0, 1});
+    CHECK((converted(input / "less", input / "again", {.layout = "hf"}) == input.left({1, 3}, true)));
+  }
+  CHECK_THAT(joined_notes(*plan_convert(input.request("lm_head", true))), Says("`renumber-layers` has no effect"));
 }
 
 }  // namespace

@@ -31,6 +31,7 @@ struct NameRules {
   std::vector<std::pair<NamePattern, std::string>> renames;  // applied in order
   std::vector<NamePattern> drop;                             // tensors to leave out
   std::vector<NamePattern> keep;                             // if not empty, the only tensors to take
+  bool renumber_layers = false;                              // number the layers that are left from 0, without gaps
 
   bool empty() const { return renames.empty() && drop.empty() && keep.empty(); }
 };

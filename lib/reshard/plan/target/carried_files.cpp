@@ -165,6 +165,16 @@ bool is_in_place(Files& files, const fs::path& config, const fs::path& output_di
          files.resolve(files.absolute(config).parent_path()) == files.resolve(output_directory);
 }
 
+/// Sets the number of layers. \returns whether `config` changed.
+bool carry_layers(Draft& draft, OrderedJson& config) {
+  if (!draft.layers || !config.is_object()) return false;
+  const std::vector<std::string> keys = set_layers(config, *draft.layers);
+  if (!keys.empty())
+    draft.note(fmt::format("the config.json that is written is that of {} of {} layers: {}", draft.layers->kept.size(),
+                           draft.layers->all, list_names(keys)));
+  return !keys.empty();
+}
+
 /// Adds config.json, unless it is copied unchanged as a companion or is already in place.
 void carry_config(Carrier& carrier) {
   auto& [files, draft, output_directory, carried] = carrier;
@@ -174,10 +184,11 @@ void carry_config(Carrier& carrier) {
   bool is_new = !config.is_null();
   const bool sets_ties = source.model && source.model->tied_by_files;
   const bool is_plain = draft.was(Applied::Transform::kDequantize);
-  if (!is_new && (draft.config_dtype || sets_ties || is_plain || source.quantization))
+  if (!is_new && (draft.config_dtype || draft.layers || sets_ties || is_plain || source.quantization))
     config = read_ordered_config(files, source.config);
   if (draft.config_dtype) is_new = set_config_dtype(config, *draft.config_dtype) || is_new;
   if (is_plain) is_new = erase_quantization(config) || is_new;
+  is_new = carry_layers(draft, config) || is_new;
   if (sets_ties && config.is_object()) {
     set_ties(config, *source.model->tied_by_files);
     is_new = true;

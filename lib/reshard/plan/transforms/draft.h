@@ -8,6 +8,7 @@
 
 #include "reshard/layouts/core/checkpoint.h"
 #include "reshard/plan/job/applied.h"
+#include "reshard/plan/transforms/kept_layers.h"
 
 namespace reshard {
 
@@ -19,6 +20,7 @@ struct Draft {
   std::vector<std::string> dropped;    // names of tensors that the target omits
   std::optional<Model> model;          // the target's model: source.model, with the tensors' new names
   std::optional<DType> config_dtype;   // dtype to write to config.json
+  std::optional<KeptLayers> layers;    // layers to write to config.json, if they are fewer than the source's
   std::vector<Applied> transforms;     // in order of application
 
   void note(std::string sentence) { source.notes.push_back(std::move(sentence)); }

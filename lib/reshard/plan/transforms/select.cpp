@@ -12,6 +12,7 @@
 #include "reshard/base/strings.h"
 #include "reshard/formats/safetensors/hf_index.h"
 #include "reshard/layouts/states/training_states.h"
+#include "reshard/plan/transforms/kept_layers.h"
 
 namespace reshard {
 namespace {
@@ -51,9 +52,28 @@ void note_useless_renames(Draft& draft, const NameRules& rules, std::vector<std:
   note_useless_renames(draft, rules, matched);
 }
 
+/// Finds the layers that are left, for config.json, and notes layers that no program would find.
+void select_layers(Draft& draft, const NameRules& rules, const std::vector<bool>& dropped) {
+  auto layers = find_kept_layers(draft.source, dropped);
+  if (!layers) {
+    if (rules.renumber_layers)
+      draft.note("`renumber-layers` has no effect: no layer of a known model is left out, or all are");
+    return;
+  }
+  if (layers->are_first() || rules.renumber_layers) {
+    draft.layers = std::move(layers);
+    return;
+  }
+  draft.note(
+      fmt::format("only layers {} are left, under their own numbers, and config.json still counts {}: no program "
+                  "loads such a model; `renumber-layers` numbers them from 0",
+                  list_ranges(layers->kept), layers->count));
+}
+
 /// A dropped tensor yields its name to a renamed one.
 void rename(Draft& draft, const NameRules& rules, const std::vector<bool>& dropped) {
-  if (rules.renames.empty()) return;
+  const bool renumbers = draft.layers && !draft.layers->are_first();
+  if (rules.renames.empty() && !renumbers) return;
   SourceMap& map = draft.source.map;
   std::vector<bool> matched(rules.renames.size());
   std::unordered_map<std::string, std::string> old_names;  // keyed by new name
@@ -62,6 +82,7 @@ void rename(Draft& draft, const NameRules& rules, const std::vector<bool>& dropp
     if (map.logical[i].constant() || map.logical[i].role == TensorRole::kPart) continue;
     const std::string& old = draft.old_names[i];
     std::string& name = new_names[i];
+    if (renumbers && !dropped[i]) name = renumbered(old, draft.source.model->family->layers, *draft.layers);
     for (std::size_t r = 0; r < rules.renames.size(); ++r) {
       const auto& [pattern, replacement] = rules.renames[r];
       if (!pattern.matches(name)) continue;
@@ -123,10 +144,13 @@ void select(Draft& draft, const NameRules& rules) {
   note_useless_rules(draft, rules, in_source);
   std::vector<bool> dropped;
   for (const std::string& name : in_source) dropped.push_back(is_dropped(rules, name));
-  if (draft.source.old_names.empty())
+  if (!rules.empty() || rules.renumber_layers) select_layers(draft, rules, dropped);
+  if (draft.source.old_names.empty()) {
     rename(draft, rules, dropped);
-  else
+  } else {
     note_useless_renames(draft, rules, in_source);
+    rename(draft, {}, dropped);  // gives layers other numbers
+  }
   std::size_t renamed = 0;
   for (std::size_t i = 0; i < map.logical.size(); ++i) {
     const LogicalTensor& tensor = map.logical[i];
@@ -144,6 +168,7 @@ void select(Draft& draft, const NameRules& rules) {
     draft.source.index_metadata =
         recounted_metadata(draft.source.index_metadata, elems_of(map.logical), elems_of(draft.wanted));
   }
+  if (draft.layers) cut_model(draft.source, *draft.layers, draft.wanted);
   follow_model(draft);
 }
 
