@@ -187,6 +187,9 @@ constexpr OptionRow kSelectionOptions[] = {
     {"--extra-tensors", "keep|drop",
      "Tensors that config.json does not explain, such as buffers: keep, whole on every rank, or drop (default: an "
      "error where ranks are read or written, else keep)"},
+    {"--extra-tensors", "keep",
+     "Also compare tensors in rank files that config.json does not explain, whole on every rank (default: an error)",
+     "verify"},
     {"--family", "NAME", "Built-in family of the model, whatever its model_type", "", Values::kFamilies},
     {"--spec", "FILE",
      "Model family description (JSON) to use instead of the built-in one; see inspect --print-family"},

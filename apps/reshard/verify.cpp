@@ -156,9 +156,10 @@ Checkpoint read_side(Files& files, const std::string& path, const fs::path& conf
   used.tag = used.tag || has_tags;
   const ConfigChoice config{config_path, true};
   const Beside read = with_groups ? Beside::kReadPlainGroups : Beside::kRead;
-  Checkpoint side = read_checkpoint(files, found.path,
-                                    {ConfigUse::kLenient, family_spec(arguments), arguments.source_options, config,
-                                     arguments.source.with_optimizer ? read : Beside::kCount});
+  Checkpoint side =
+      read_checkpoint(files, found.path,
+                      {ConfigUse::kLenient, family_spec(arguments), arguments.source_options, config,
+                       arguments.source.with_optimizer ? read : Beside::kCount, extra_tensors_of(arguments.source)});
   if (side.unexplained) throw Error(*side.unexplained);
   used.with_optimizer = used.with_optimizer || !side.states.empty();
   side.notes.insert(side.notes.begin(), found.notes.begin(), found.notes.end());
@@ -551,6 +552,7 @@ void add_verify(Command app, int& exit_code, Together& together) {
   add(command, "--atol", arguments->atol);
   add_source(command, arguments->source);
   add(command, "--with-optimizer", arguments->source.with_optimizer);
+  add(command, "--extra-tensors", arguments->source.extra_tensors);
   add_replicas(command, arguments->replicas, false);
   add_source_options(command, arguments->source_options);
   add_moving(command, *arguments);

@@ -146,5 +146,24 @@ TEST_CASE("Files of too few ranks without metadata give missing last ranks as th
       {.hint = "the last ranks are missing: it is one of 4 parts, and there are 2 ranks"});
 }
 
+TEST_CASE("Extra tensors with the names of fused weights are refused where no metadata tells them apart") {
+  const Input input;
+  TensorMap tensors = input.tensors;
+  for (const std::string name :
+       {"model.layers.0.mlp.gate_up_proj.weight", "model.layers.0.self_attn.qkv_proj.x", "rank_util.rank"}) {
+    CAPTURE(name);
+    TensorMap more = tensors;
+    more[name] = {DType::kF32, {3}, "abcdefghijkl"};
+    write_model(input / "model", {}, more);
+    Request request = shard_request(input / "model", input / "out", {.layout = "presharded", .tp = 2});
+    request.source.extra = ExtraTensors::kKeep;
+    check_refused([&] { plan_shard(request); }, {.kind = ErrorKind::kUnsupported,
+                                                 .tensor = name,
+                                                 .says = "has the name of fused weights",
+                                                 .hint = "`rename`",
+                                                 .unwritten = input / "out"});
+  }
+}
+
 }  // namespace
 }  // namespace reshard::test

@@ -28,6 +28,19 @@ ModelParameter whole_parameter(const LogicalTensor& tensor, const Model& model) 
   return parameter;
 }
 
+/// Whether readers of rank files without metadata take a tensor of this name for several fused weights, or for the
+/// number of the rank.
+bool is_name_in_ranks(const std::string& name, const Family& family) {
+  const std::string starred = with_stars(name);
+  const auto is_in = [&](const std::string& module, const std::string& fused) {
+    return !fused.empty() && starred.starts_with(module + "." + fused + ".");
+  };
+  return ("." + name).ends_with(".rank_util.rank") ||
+         (family.attention && is_in(family.attention->module, family.attention->fused)) ||
+         std::any_of(family.fused.begin(), family.fused.end(),
+                     [&](const Family::Fused& fused) { return is_in(fused.module, fused.name); });
+}
+
 /// Whether a target can contain tensors that the model does not have. Inference engines, whose layouts cast, load only
 /// tensors of their own model; padded ranks are read by the model's sizes.
 bool has_place(const TargetRequest& target) {
@@ -60,6 +73,19 @@ void apply_extra_tensors(Draft& draft, ExtraTensors extra, const TargetRequest& 
       throw Error(ErrorKind::kBadInput, "a tensor has no name: rank files that contain it cannot be read")
           .in(draft.source.path)
           .hint("`extra-tensors` drop leaves it out");
+    const LayoutTraits& traits = target.layout->traits();
+    const auto taken = std::find_if(names.begin(), names.end(), [&](const std::string& name) {
+      return is_name_in_ranks(name, *draft.model->family);
+    });
+    if (traits.has_ranks() && !traits.has_stages() && taken != names.end())
+      throw Error(
+          ErrorKind::kUnsupported,
+          fmt::format("has the name of fused weights or of a rank's number in layout {}, whose files could not be "
+                      "read",
+                      traits.name))
+          .in(draft.source.path)
+          .tensor(*taken)
+          .hint("rename it (`rename`), or leave it out (`extra-tensors` drop)");
     return draft.note("kept, though config.json does not explain them: " + list_names(names));
   }
   draft.note("left out, as config.json does not explain them: " + list_names(names));
