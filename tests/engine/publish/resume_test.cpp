@@ -303,7 +303,7 @@ TEST_CASE("A journal that is torn is as good as none, and one of another version
   CHECK(result.notes.size() == (options.on_note ? 0 : 2));
 
   std::string body = last.substr(0, last.size() - 64);
-  body.replace(body.find("journal 2"), 9, "journal 3");
+  body.replace(body.find("journal 3"), 9, "journal 4");
   const std::string digest = to_hex(sha256(std::as_bytes(std::span(body))));
   CHECK(error_of([&] { parse_journal(body + digest); }).kind() == ErrorKind::kUnsupported);
 }
