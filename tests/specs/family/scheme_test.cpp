@@ -8,6 +8,7 @@
 #include "reshard/specs/family/family.h"
 #include "support/catch.h"
 #include "support/errors.h"
+#include "support/growth.h"
 #include "support/schemes.h"
 
 namespace reshard::test {
@@ -112,6 +113,49 @@ TEST_CASE("Changes say how an entry follows from its parameters") {
   for (const std::string changes : {R"(["[2::2]", "+ 1"])", R"(["[0::2]"])", R"(["+ 0", "+ 1"])", R"(["/ 2", "+ 1"])",
                                     R"(["1 + 1", "+ 1"])", R"(["+ 1 [0::2]", "+ 1"])"})
     CHECK_THAT(error_of([&] { read(changes); }).what(), Says("\"changes\""));
+}
+
+/// `count` times `item`, with commas between them; "#" stands for the number.
+std::string times(std::size_t count, const std::string& item) {
+  std::string text;
+  for (std::size_t i = 0; i < count; ++i) {
+    text += i == 0 ? "" : ", ";
+    for (const char c : item) text += c == '#' ? std::to_string(i) : std::string(1, c);
+  }
+  return text;
+}
+
+TEST_CASE("A description that multiplies its size is refused, with its numbers") {
+  const std::string begin = R"({"program": "p", "of_ranks": true, "entries": [)";
+  const auto says = [&](const std::string& text, const std::string& key, const std::string& expected) {
+    const Error error = error_of([&] { scheme_of(text); });
+    CHECK(error.kind() == ErrorKind::kBadInput);
+    CHECK_THAT(error.what(), Says("\"" + key + "\""));
+    CHECK_THAT(error.what(), Says(expected));
+  };
+  says(begin + R"({"entry": "a", "parameters": "w", "families": [)" + times(1000, R"("y#")") + R"(], "copies": [)" +
+           times(1000, R"({"entry": "c#"})") + "]}]}",
+       "copies", "at most 16 items instead of 1000");
+  says(begin + R"({"entry": "a", "parameters": "w", "values": [)" + times(17, R"({"entry": "c#", "value": "one"})") +
+           "]}]}",
+       "values", "at most 16 items instead of 17");
+  says(R"({"program": "p", "versions": [)" + times(65, R"("v#")") + R"(], "entries": []})", "versions",
+       "at most 64 items instead of 65");
+  says(begin + times(513, R"({"entry": "**.e#", "parameters": "**.w#"})") + "]}", "entries",
+       "at most 512 entries that begin with \"**\" instead of 513");
+  says(begin + R"({"entry": ")" + std::string(513, 'a') + R"(", "parameters": "w"}]})", "entry", "at most 512 bytes");
+}
+
+TEST_CASE("Rules take time in proportion to the parameters") {
+  const Scheme scheme = scheme_of(R"({"program": "p", "entries": [{"entry": "**.e", "parameters": "**.w"}]})");
+  const auto make = [](std::size_t count) {
+    std::set<std::string, std::less<>> parameters;
+    for (std::size_t i = 0; i < count; ++i) parameters.insert(std::string(i / 26, 'z') + char('a' + i % 26) + ".w");
+    return parameters;
+  };
+  CHECK(growth(200, make, [&](const std::set<std::string, std::less<>>& parameters) {
+          CHECK(scheme_for(scheme, "mine", parameters).entries.size() == parameters.size());
+        }) < kMostGrowth);
 }
 
 TEST_CASE("Dims of an entry are read as einops writes them") {

@@ -18,6 +18,20 @@ namespace {
 
 constexpr std::string_view kArrow = " -> ";
 
+// Caps on what a description multiplies, so that its cost stays in proportion to its size: a copy repeats its entry, a
+// version each name, and a rule is compared with every parameter. Built-in schemes have at most 2 copies and 4 values
+// of an entry, 8 versions and 28 rules.
+constexpr std::size_t kMaxListed = 16;  // copies, values, parameters, heads or changes of an entry
+constexpr std::size_t kMaxVersions = 64;
+constexpr std::size_t kMaxRules = 512;
+constexpr std::size_t kMaxNameBytes = 512;
+
+/// \throws Error kBadInput if the array or object `key` has more than `most` items.
+void validate_count(const JsonObject& object, const std::string& key, std::size_t most) {
+  if (object.has(key) && object.at(key).is_structured() && object.at(key).size() > most)
+    object.fail(key, fmt::format("at most {} items instead of {}", most, object.at(key).size()));
+}
+
 /// Returns the dim that contains an axis; the number of dims if there is no such dim.
 std::size_t dim_with(const DimAxes& dims, const std::string& axis) {
   const auto dim = std::find_if(dims.begin(), dims.end(), [&](const std::vector<std::string>& axes) {
@@ -35,6 +49,11 @@ constexpr std::string_view kAnyParts = "**";
 
 bool begins_with_any(const std::string& name) {
   return name.starts_with(kAnyParts);
+}
+
+/// Whether an entry is for every parameter whose name ends like its first.
+bool is_rule(const Scheme::Entry& entry) {
+  return !entry.parameters.empty() && begins_with_any(entry.parameters.front());
 }
 
 /// Returns the number of stars in a name, except those of kAnyParts.
@@ -150,6 +169,8 @@ class EntryReader {
     if (for_ranks)
       keys.insert(keys.end(), {"values", "heads", "split", "share", "changes", "multiple", "kernel", "when", "copies"});
     object.validate_keys(keys);
+    for (const char* key : {"parameters", "values", "heads", "changes", "copies"})
+      validate_count(object, key, kMaxListed);
   }
 
   Scheme::Entry read() && {
@@ -196,6 +217,8 @@ class EntryReader {
     }
     if (names.empty() || (names.size() > 1 && names.size() != versions_.size()))
       object.fail("entry", "one name, or one for each of \"versions\"");
+    if (std::any_of(names.begin(), names.end(), [](const std::string& name) { return name.size() > kMaxNameBytes; }))
+      object.fail("entry", fmt::format("names of at most {} bytes", kMaxNameBytes));
     return names;
   }
 
@@ -227,7 +250,7 @@ class EntryReader {
       const std::string pointer = fmt::format("copies/{}", entry_.copies.size());
       Json copy = Json::object();
       for (const auto& own : object_.items())
-        if (own.key() != "copies" && own.key() != "values") copy[own.key()] = own.value();
+        if (own.key() != "copies" && own.key() != "values" && own.key() != "families") copy[own.key()] = own.value();
       for (const auto& own : object_.child(item, "copies", pointer).items()) copy[own.key()] = own.value();
       entry_.copies.push_back(EntryReader(object_.child(copy, "copies", pointer), versions_, true).read());
     }
@@ -353,6 +376,18 @@ class EntryReader {
   Scheme::Entry entry_;
 };
 
+std::vector<Scheme::Entry> read_entries(const JsonObject& object, const std::string& key,
+                                        const std::vector<std::string>& versions, bool for_ranks) {
+  std::vector<Scheme::Entry> entries;
+  for (const JsonObject& entry : object.objects_at(key))
+    entries.push_back(EntryReader(entry, versions, for_ranks).read());
+  const auto rules = std::count_if(entries.begin(), entries.end(), is_rule);
+  if (rules > std::ptrdiff_t{kMaxRules})
+    object.fail(key,
+                fmt::format("at most {} entries that begin with \"{}\" instead of {}", kMaxRules, kAnyParts, rules));
+  return entries;
+}
+
 }  // namespace
 
 std::vector<std::size_t> Scheme::Entry::numbered_dims() const {
@@ -382,10 +417,10 @@ Scheme scheme_for(const Scheme& scheme, const std::string& model_type,
     return one.families.empty() ||
            std::find(one.families.begin(), one.families.end(), model_type) != one.families.end();
   };
-  const auto is_for_family = [&](const Scheme::Entry& entry) {
-    return is_for_type(entry) &&
-           std::all_of(entry.parameters.begin(), entry.parameters.end(),
-                       [&](const std::string& parameter) { return parameters.count(parameter) > 0; });
+  const auto has_parameters = [&](const Scheme::Entry& entry, const std::string& parts) {
+    return std::all_of(entry.parameters.begin(), entry.parameters.end(), [&](const std::string& parameter) {
+      return parameters.count(begins_with_any(parameter) ? parts + parameter.substr(kAnyParts.size()) : parameter) > 0;
+    });
   };
   Scheme own = scheme;
   own.entries.clear();
@@ -393,27 +428,29 @@ Scheme scheme_for(const Scheme& scheme, const std::string& model_type,
   for (auto* altered : {&own.float32, &own.factors})
     std::erase_if(*altered, [&](const Scheme::Altered& one) { return !is_for_type(one); });
   std::map<std::string, const Scheme::Entry*, std::less<>> by_name, by_parameter;
-  const auto is_taken = [&](const std::string& parameter) {
-    return std::any_of(own.entries.begin(), own.entries.end(), [&](const Scheme::Entry& other) {
-      return std::find(other.parameters.begin(), other.parameters.end(), parameter) != other.parameters.end();
-    });
+  std::set<std::string, std::less<>> taken;  // parameters of own.entries
+  const auto take = [&](Scheme::Entry entry) {
+    taken.insert(entry.parameters.begin(), entry.parameters.end());
+    own.entries.push_back(std::move(entry));
   };
   const Expression::Lookup defined = [&](const std::string& key) {
     const auto definition = scheme.definitions.find(key);
     return definition == scheme.definitions.end() ? settings(key) : definition->second.value(settings);
   };
   for (const Scheme::Entry& listed : scheme.entries) {
-    const auto entry = with_settings(listed, defined);
+    if (!is_for_type(listed)) continue;
+    auto entry = with_settings(listed, defined);
     if (!entry) continue;
-    const bool is_rule = !entry->parameters.empty() && begins_with_any(entry->parameters.front());
-    if (!is_rule && is_for_family(*entry)) own.entries.push_back(*entry);
-    if (!is_rule) continue;
+    entry->families.clear();  // not repeated by the instances of a rule
+    if (!is_rule(*entry)) {
+      if (has_parameters(*entry, {})) take(std::move(*entry));
+      continue;
+    }
     const std::string_view end = std::string_view(entry->parameters.front()).substr(kAnyParts.size());
     for (const std::string& parameter : parameters) {
-      if (!parameter.ends_with(end) || is_taken(parameter)) continue;  // the first rule takes precedence
-      std::string parts = parameter.substr(0, parameter.size() - end.size());
-      Scheme::Entry instance = with_parts(*entry, parts);
-      if (is_for_family(instance)) own.entries.push_back(std::move(instance));
+      if (!parameter.ends_with(end) || taken.count(parameter) > 0) continue;  // the first rule takes precedence
+      const std::string parts = parameter.substr(0, parameter.size() - end.size());
+      if (has_parameters(*entry, parts)) take(with_parts(*entry, parts));
     }
   }
   const auto add = [](auto& entries, const std::string& name, const Scheme::Entry& entry) {
@@ -444,6 +481,7 @@ Scheme parse_scheme(const JsonObject& object) {
   Scheme scheme;
   scheme.program = object.string_at("program");
   if (scheme.program.empty()) object.fail("program", "a name");
+  validate_count(object, "versions", kMaxVersions);
   if (object.has("versions")) scheme.versions = object.strings_at("versions");
   if (std::set<std::string>(scheme.versions.begin(), scheme.versions.end()).size() != scheme.versions.size())
     object.fail("versions", "labels that differ");
@@ -468,8 +506,7 @@ Scheme parse_scheme(const JsonObject& object) {
       object.fail("states", "words and behind them {state}.{entry}, such as \"optimizer.state.{state}.{entry}\"");
     scheme.before_state = words;
   }
-  for (const JsonObject& entry : object.objects_at("entries"))
-    scheme.entries.push_back(EntryReader(entry, scheme.versions, scheme.is_of_ranks).read());
+  scheme.entries = read_entries(object, "entries", scheme.versions, scheme.is_of_ranks);
   if (object.has("define")) {
     const JsonObject definitions = object.object_at("define");
     for (const auto& item : definitions.items())
@@ -493,9 +530,7 @@ Scheme parse_scheme(const JsonObject& object) {
 }
 
 std::vector<Scheme::Entry> parse_rank_entries(const JsonObject& object, const std::string& key) {
-  std::vector<Scheme::Entry> entries;
-  for (const JsonObject& entry : object.objects_at(key)) entries.push_back(EntryReader(entry, {}, true).read());
-  return entries;
+  return read_entries(object, key, {}, true);
 }
 
 const std::vector<std::shared_ptr<const Scheme>>& builtin_schemes() {
