@@ -3,6 +3,7 @@
 #include "reshard/engine/publish/publish.h"
 
 #include <cerrno>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -10,9 +11,11 @@
 #include "reshard/engine/execute.h"
 #include "reshard/io/local_storage.h"
 #include "support/local_files.h"
+#include "support/pickles.h"
 #include "support/refusals.h"
 #include "support/refused_calls.h"
 #include "support/requests.h"
+#include "support/saved_file.h"
 #include "support/temp_dir.h"
 #include "support/test_directories.h"
 
@@ -35,8 +38,11 @@ class Model {
   }
   /// The error of a run that must not change anything.
   Error refused(const Request& request) const {
+    return refused([&] { shard(request); });
+  }
+  Error refused(const std::function<void()>& run) const {
     const auto before = snapshot(temp.path());
-    const Error error = error_of([&] { shard(request); });
+    const Error error = error_of(run);
     CHECK((snapshot(temp.path()) == before));
     return error;
   }
@@ -52,6 +58,58 @@ TEST_CASE("A file that is there is replaced with force alone") {
                                                .hint = "`force`"});
   shard(model.request(2, true));
   CHECK(read_file(model.temp / "out/config.json") == read_file(model.temp / "model/config.json"));
+}
+
+TEST_CASE("Training state in files that would be replaced is refused even with force, and named") {
+  const Model model;
+  const fs::path out = model.temp / "out", golden_case = testdata("golden/dcp/llama-fsdp2-optim");
+  SECTION("a trainer's checkpoint with as many files") {
+    fs::create_directories(out);
+    for (const auto& entry : fs::directory_iterator(golden_case / "sharded")) fs::copy(entry.path(), out);
+    const Request request =
+        shard_request(model.temp / "model", out, {.layout = "dcp", .options = {"fsdp=2"}, .force = true});
+    check_error(model.refused(request), {.path = out,
+                                         .says = {"76 entries of training state", "optim."},
+                                         .hint = {"another output directory", "delete that checkpoint yourself"}});
+  }
+  SECTION("this program's own, unless the new outputs have it, too") {
+    RequestFields fields{.layout = "dcp",
+                         .options = {"fsdp=2"},
+                         .config = golden_case / "original",
+                         .with_optimizer = true,
+                         .force = true};
+    convert(golden_case / "sharded", out, fields);
+    const auto before = snapshot(out);
+    convert(golden_case / "sharded", out, fields);
+    CHECK((snapshot(out) == before));
+    fields.with_optimizer = false;
+    const Error error = model.refused([&] { convert(golden_case / "sharded", out, fields); });
+    check_error(error, {.path = out, .says = "training state that the new one would not have"});
+    fs::remove_all(out);
+    convert(golden_case / "sharded", out, fields);
+    convert(golden_case / "sharded", out, fields);
+  }
+  SECTION("an optimizer next to the weights in a file of torch") {
+    const bool has_ranks = GENERATE(true, false);
+    RequestFields fields{.format = Format::kPytorch, .force = true};
+    if (has_ranks) fields.tp = 2;
+    const auto run = [&] {
+      has_ranks ? shard(model.temp / "model", out, fields) : convert(model.temp / "model", out, fields);
+    };
+    run();
+    run();
+    fs::path file;
+    for (const auto& entry : fs::recursive_directory_iterator(out))
+      if (entry.path().extension() == (has_ranks ? ".pt" : ".bin")) file = entry.path();
+    SavedFile saved;
+    const std::string state = pickles::dict({{"exp_avg", saved.tensor(floats({2}, {1, 2}))}});
+    const std::string weights = pickles::dict({{"w.weight", saved.tensor(floats({2}, {1, 2}))}});
+    saved.save(file,
+               pickles::dict({{"model", weights}, {"optimizer_state_dict", state}, {"epoch", pickles::number(3)}}));
+    check_error(model.refused(run), {.path = file,
+                                     .says = "in addition to weights it contains: optimizer_state_dict, epoch",
+                                     .hint = "training state is never deleted"});
+  }
 }
 
 TEST_CASE("Where the kernel cannot rename without replacing, what appeared under a new output's name is still kept") {

@@ -14,11 +14,16 @@
 #include "reshard/base/sha256.h"
 #include "reshard/base/strings.h"
 #include "reshard/engine/publish/proof.h"
+#include "reshard/formats/read_container.h"
+#include "reshard/formats/torch/state_dict.h"
+#include "reshard/formats/torch/torch_file.h"
+#include "reshard/formats/torch/xser.h"
 #include "reshard/io/text_file.h"
 #include "reshard/layouts/interrupted_swap.h"
 #include "reshard/layouts/own_files.h"
 #include "reshard/plan/proof/job_manifest.h"
 #include "reshard/plan/proof/manifest.h"
+#include "reshard/specs/stages/stage_json.h"
 
 namespace reshard {
 namespace {
@@ -39,20 +44,6 @@ bool is_taken(Files& files, const fs::path& path) {
 
 bool is_plain_file(Storage& storage, const fs::path& path) {
   return storage.is_file(path) && !storage.directories().is_link(path);
-}
-
-/// Whether the files contain the same bytes.
-bool same_content(const Stores& stores, const fs::path& input, const fs::path& output) {
-  const auto first = stores.sources().open(input), second = stores.target().open(output);
-  if (first->size_bytes() != second->size_bytes()) return false;
-  std::vector<std::byte> of_a(std::min(kComparedAtOnce, first->size_bytes())), of_b(of_a.size());
-  for (std::uint64_t at = 0; at < first->size_bytes(); at += of_a.size()) {
-    const auto count = std::min<std::uint64_t>(of_a.size(), first->size_bytes() - at);
-    first->read_at(at, std::span(of_a).first(count));
-    second->read_at(at, std::span(of_b).first(count));
-    if (!std::equal(of_a.begin(), of_a.begin() + static_cast<std::ptrdiff_t>(count), of_b.begin())) return false;
-  }
-  return true;
 }
 
 /// The files that a job reads.
@@ -118,6 +109,39 @@ class ListedFiles {
   std::map<std::string, Manifest::File> listed_;
 };
 
+/// Returns the outputs that torch.load reads as a state dict, or that refer to the tensors of one (xser).
+std::vector<fs::path> state_dict_files(const Job& job) {
+  std::vector<fs::path> files;
+  for (const TargetFile& file : job.target.files)
+    if (file.encoding == TargetFile::Encoding::kTorch && !file.structure) files.push_back(file.path);
+  if (job.format == Format::kXser)
+    for (const TextFile& file : job.text_files)
+      if (const std::string name = file.path.filename().string();
+          name.ends_with(".pt") && !name.ends_with(kXserInfoSuffix) && !metadata_pp_rank(name))
+        files.push_back(file.path);
+  return files;
+}
+
+/// Validates that a file of tensors to be replaced contains no more than a state dict: an optimizer in the same file
+/// would be lost. Reads its header.
+void validate_only_weights(Files& files, const fs::path& file) {
+  std::string more;
+  try {
+    if (format_of_file(files, file) == Format::kSafetensors) return;
+    more = keys_beside_state_dict(read_torch_file(*files.open(file), file));
+  } catch (const Error& error) {
+    if (is_disk_fault(error)) throw;
+    if (error.kind() != ErrorKind::kUnsupported) return;  // damaged, or no file of tensors
+    more = fmt::format("more than this program can read ({})", error.message());
+  }
+  if (more.empty()) return;
+  throw Error(ErrorKind::kBadInput, "would be replaced, but in addition to weights it contains: " + more)
+      .in(file)
+      .hint(
+          "choose another output directory; training state is never deleted, so delete the file yourself if you do "
+          "not need it");
+}
+
 /// Validates that a folder that is replaced as a whole contains no inputs.
 void validate_no_input_inside(Files& files, const Job& job, const fs::path& folder) {
   const fs::path resolved = files.resolve(folder);
@@ -131,11 +155,24 @@ void validate_no_input_inside(Files& files, const Job& job, const fs::path& fold
 
 }  // namespace
 
+bool same_content(Files& files_of_a, const fs::path& a, Files& files_of_b, const fs::path& b) {
+  const auto first = files_of_a.open(a), second = files_of_b.open(b);
+  if (first->size_bytes() != second->size_bytes()) return false;
+  std::vector<std::byte> of_a(std::min(kComparedAtOnce, first->size_bytes())), of_b(of_a.size());
+  for (std::uint64_t at = 0; at < first->size_bytes(); at += of_a.size()) {
+    const auto count = std::min<std::uint64_t>(of_a.size(), first->size_bytes() - at);
+    first->read_at(at, std::span(of_a).first(count));
+    second->read_at(at, std::span(of_b).first(count));
+    if (!std::equal(of_a.begin(), of_a.begin() + static_cast<std::ptrdiff_t>(count), of_b.begin())) return false;
+  }
+  return true;
+}
+
 bool is_left_alone(const Stores& stores, const Job& job, const fs::path& relative, const fs::path& final) {
   const auto copied = std::find_if(job.copied_files.begin(), job.copied_files.end(),
                                    [&](const CopiedFile& file) { return file.path == relative; });
   return job.shares_directory && copied != job.copied_files.end() && is_plain_file(stores.target(), final) &&
-         same_content(stores, copied->source, final);
+         same_content(stores.sources(), copied->source, stores.target(), final);
 }
 
 bool in_whole_folder(const Job& job, const fs::path& relative) {
@@ -224,6 +261,9 @@ void validate_output(const Stores& stores, const Job& job) {
       throw Error(ErrorKind::kBadInput, "is a directory, but a file is to be written there").in(final);
     if (!is_left_alone(stores, job, relative, final)) present.push_back(relative.string());
   }
+  if (job.force)
+    for (const fs::path& path : state_dict_files(job))
+      if (storage.is_file(directory / path)) validate_only_weights(storage, directory / path);
   for (const fs::path& folder : job.whole_folders) {
     if (!is_taken(storage, directory / folder)) continue;
     if (storage.directories().is_link(directory / folder) || !storage.is_directory(directory / folder))

@@ -64,6 +64,7 @@ class Finder {
       else
         aside_.add(label(key));
     }
+    if (result_.left_out.empty()) result_.left_out = aside_.text();
     if (!aside_.empty())
       result_.warnings.push_back("skipped entries that are not tensors of the state dict: " + aside_.text());
     if (!pickle_.unknown_classes().empty())
@@ -174,6 +175,7 @@ PickleRef Finder::wrapped(const Pairs& top) {
   if (result_.descriptions.empty() && file_.metadata().empty())
     result_.warnings.push_back(fmt::format("read the state dict under \"{}\"{}", wrapper.key,
                                            wrapper.is_average ? ", an average of the weights" : ""));
+  result_.left_out = averages.text();
   if (!averages.empty())
     result_.warnings.push_back(fmt::format(
         "left out an average of the weights, under {}; to convert it, save it in a separate file", averages.text()));
@@ -228,6 +230,11 @@ void Finder::refuse_twin_names(const Pairs& pairs) const {
 
 StateDict find_state_dict(const TorchFile& file, const std::function<bool(PickleRef)>& is_value) {
   return Finder(file, is_value).find();
+}
+
+std::string keys_beside_state_dict(const TorchFile& file) {
+  const auto is_value = [&](PickleRef node) { return file.is_tensor(node) || is_xser_reference(file.pickle(), node); };
+  return find_state_dict(file, is_value).left_out;
 }
 
 bool is_average_key(std::string_view key) {

@@ -25,6 +25,7 @@ struct StateDict {
   std::vector<std::pair<std::string, PickleRef>> values;
   FileMetadata descriptions;          // keys above that the file contains, with empty values
   std::vector<std::string> warnings;  // complete sentences, without the path
+  std::string left_out;               // some of the other keys in the file, for messages; empty if it has none
 };
 
 /// Finds the state dict in `file`: its mapping of names to values that `is_value` accepts as tensors, or such a mapping
@@ -33,6 +34,10 @@ struct StateDict {
 /// \throws Error kUnsupported if there is no unique state dict, or two have the same names; kBadInput for keys that are
 ///         not names or occur twice.
 StateDict find_state_dict(const TorchFile& file, const std::function<bool(PickleRef)>& is_value);
+
+/// Returns some of the keys that a file contains next to its state dict, such as "optimizer, epoch"; empty if none.
+/// \throws as find_state_dict.
+std::string keys_beside_state_dict(const TorchFile& file);
 
 /// Whether programs store an average of the weights over the steps of training (EMA) under this key: "model_ema".
 bool is_average_key(std::string_view key);

@@ -21,6 +21,7 @@
 #include "reshard/layouts/core/unpack.h"
 #include "reshard/layouts/dcp/dcp_directory.h"
 #include "reshard/layouts/dcp/dcp_groups.h"
+#include "reshard/layouts/dcp/dcp_replaced.h"
 #include "reshard/layouts/dcp/dcp_source.h"
 #include "reshard/layouts/dcp/dcp_target.h"
 #include "reshard/layouts/map/chunked_map.h"
@@ -201,6 +202,8 @@ class DcpLayout final : public Layout {
   void validate_beside(Files& files, const TargetPlan& plan, const fs::path& output_directory) const override {
     const auto is_ours = [](const std::string& name) { return is_dcp_metadata_name(name) || is_dcp_items_name(name); };
     validate_no_leftovers(files, plan, output_directory, is_ours, "other checkpoint files");
+    for (const TextFile& file : plan.text_files)
+      if (file.path == kDcpMetadataFile) validate_dcp_replaced(files, output_directory, file.text);
   }
 
   bool owns(Files&, const fs::path&, const std::string& name) const override {
