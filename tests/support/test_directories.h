@@ -18,6 +18,7 @@ class TestDirectories final : public Directories {
   bool exchanges = true;
   std::optional<std::uint64_t> free;  // bytes
   bool owns = true;                   // what the user has made
+  bool keeps_attributes = true;
   std::function<void(const char* step, const std::filesystem::path& path)> before = [](const char*,
                                                                                        const std::filesystem::path&) {};
 
@@ -27,6 +28,10 @@ class TestDirectories final : public Directories {
   void set_access_bits(const std::filesystem::path& path, std::uint32_t bits) override {
     before("access", path);
     local_directories().set_access_bits(path, bits);
+  }
+  bool copy_attributes(const std::filesystem::path& from, const std::filesystem::path& to) override {
+    before("attributes", to);
+    return keeps_attributes && local_directories().copy_attributes(from, to);
   }
   std::uint32_t bits_for_new() override { return local_directories().bits_for_new(); }
   void validate_writable(const std::filesystem::path& directory) override {

@@ -66,6 +66,9 @@ class Directories {
   /// Sets the nine permission bits. No-op on a file system without permissions.
   /// \throws Error.
   virtual void set_access_bits(const std::filesystem::path& path, std::uint32_t bits) = 0;
+  /// Gives a directory the owner, group, permissions, special bits and extended attributes of another one. Extended
+  /// attributes include access control lists. \returns whether it has all of them now.
+  virtual bool copy_attributes(const std::filesystem::path& from, const std::filesystem::path& to) = 0;
   /// The permission bits of new files and directories that the umask allows.
   virtual std::uint32_t bits_for_new() = 0;
 

@@ -4,11 +4,14 @@
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <sys/xattr.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -110,6 +113,47 @@ class LocalOpenDirectories final : public OpenDirectories {
   std::vector<Opened> opened_;
 };
 
+/// Returns the result of listxattr or getxattr, which `call` makes; std::nullopt if it fails.
+template <typename Call>
+std::optional<std::string> attribute_bytes(Call&& call) {
+  std::string bytes;
+  for (ssize_t size = call(nullptr, 0); size >= 0; size = call(nullptr, 0)) {
+    bytes.resize(static_cast<std::size_t>(size));
+    const ssize_t got = size == 0 ? 0 : call(bytes.data(), bytes.size());
+    if (got < 0 && errno == ERANGE) continue;  // it has grown since
+    if (got < 0) break;
+    bytes.resize(static_cast<std::size_t>(got));
+    return bytes;
+  }
+  return std::nullopt;
+}
+
+/// Extended attributes by name; empty if the file system has none.
+std::map<std::string, std::string> extended_attributes(const fs::path& path) {
+  std::map<std::string, std::string> attributes;
+  const auto names =
+      attribute_bytes([&](char* bytes, std::size_t size) { return ::listxattr(path.c_str(), bytes, size); });
+  for (std::size_t at = 0; names && at < names->size();) {
+    const std::string name = names->c_str() + at;
+    at += name.size() + 1;
+    auto value = attribute_bytes(
+        [&](char* bytes, std::size_t size) { return ::getxattr(path.c_str(), name.c_str(), bytes, size); });
+    if (value) attributes.emplace(name, std::move(*value));
+  }
+  return attributes;
+}
+
+bool copy_extended_attributes(const fs::path& from, const fs::path& to) {
+  bool all = true;
+  const auto wanted = extended_attributes(from), has = extended_attributes(to);
+  for (const auto& [name, value] : has)
+    if (wanted.count(name) == 0) all = ::removexattr(to.c_str(), name.c_str()) == 0 && all;
+  for (const auto& [name, value] : wanted)
+    if (const auto found = has.find(name); found == has.end() || found->second != value)
+      all = ::setxattr(to.c_str(), name.c_str(), value.data(), value.size(), 0) == 0 && all;
+  return all;
+}
+
 class LocalDirectories final : public Directories {
  public:
   bool is_link(const fs::path& path) override {
@@ -142,6 +186,19 @@ class LocalDirectories final : public Directories {
     if (::chmod(path.c_str(), (status.st_mode & 07000) | bits) == 0) return;
     if (errno != EPERM && errno != ENOTSUP && errno != ENOSYS)
       throw system_error(errno, "cannot change its permissions", path);
+  }
+
+  bool copy_attributes(const fs::path& from, const fs::path& to) override {
+    struct stat old {
+    }, made{};
+    if (::stat(from.c_str(), &old) != 0 || ::stat(to.c_str(), &made) != 0) return false;
+    constexpr mode_t kAllBits = 07777;
+    bool all = true;
+    if (old.st_uid != made.st_uid || old.st_gid != made.st_gid) all = ::chown(to.c_str(), old.st_uid, old.st_gid) == 0;
+    all = copy_extended_attributes(from, to) && all;  // first: a change of access control lists changes the mode
+    if (::stat(to.c_str(), &made) == 0 && ((old.st_mode ^ made.st_mode) & kAllBits) != 0)
+      all = ::chmod(to.c_str(), old.st_mode & kAllBits) == 0 && all;
+    return all;
   }
 
   std::uint32_t bits_for_new() override {

@@ -109,6 +109,21 @@ TEST_CASE(
   for (const fs::path& root : {empty, locked, torn, stopped.root}) CHECK_FALSE(fs::exists(root));
 }
 
+TEST_CASE("What a machine crash left with a mark of zeros is removed by the same command, and files of others stay") {
+  Stopped stopped;
+  write_file(stopped.root / kMarkFile, std::string(fs::file_size(stopped.root / kMarkFile), '\0'));
+  if (GENERATE(true, false)) {
+    CHECK(cleaned(*stopped.job).size() == 1);
+    CHECK_FALSE(fs::exists(stopped.root));
+  } else {
+    write_file(stopped.root / "thesis.txt", "mine");
+    const std::vector<std::string> notes = cleaned(*stopped.job);
+    REQUIRE(notes.size() == 1);
+    CHECK_THAT(notes[0], Says("left alone, since it contains thesis.txt"));
+    CHECK(read_file(stopped.root / "thesis.txt") == "mine");
+  }
+}
+
 TEST_CASE("A run with resume removes what it could not use, once it has published, and nothing before") {
   Stopped stopped;
   const fs::path early = stopped.jobs.temp / ".out.reshard-aaaaaa", foreign = stopped.jobs.temp / ".out.reshard-bbbbbb";

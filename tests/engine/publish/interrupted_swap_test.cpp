@@ -4,15 +4,19 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 
 #include "reshard/base/error.h"
+#include "reshard/base/paths.h"
 #include "reshard/engine/execute.h"
 #include "reshard/engine/publish/earlier_runs.h"
+#include "reshard/engine/publish/output.h"
 #include "support/checkpoints.h"
 #include "support/layouts.h"
 #include "support/local_files.h"
+#include "support/random.h"
 #include "support/refusals.h"
 #include "support/requests.h"
 #include "support/temp_dir.h"
@@ -46,6 +50,14 @@ Content content_of(const fs::path& directory) {
   return std::pair(read_model(out / "out"), read_file(out / "out/config.json"));
 }
 
+/// Copies a directory as a kill leaves it, with the times of its files.
+void copy_tree(const fs::path& from, const fs::path& to) {
+  fs::create_directories(to.parent_path());
+  fs::copy(from, to, fs::copy_options::recursive);
+  for (const auto& entry : fs::recursive_directory_iterator(from))
+    fs::last_write_time(to / entry.path().lexically_relative(from), entry.last_write_time());
+}
+
 /// Keeps what is in a directory at every moment of publishing at which something has changed.
 class Watch {
  public:
@@ -63,8 +75,7 @@ class Watch {
     if (now == last_) return;
     last_ = std::move(now);
     states.push_back(kept_ / std::to_string(states.size()));
-    fs::create_directories(kept_);
-    fs::copy(directory_, states.back(), fs::copy_options::recursive);
+    copy_tree(directory_, states.back());
   }
 
   TestStorage test;
@@ -101,6 +112,7 @@ class Replaced {
     if (name_ == "dcp") request.target.options.set_number("fsdp", 2);
     if (name_ == "hf") request.target.options.set_number("max-shard-size", 3000);
     request.force = force;
+    request.target.format = format;
     auto planned = plan_convert(local_storage(), request);
     planned->manifest = name_ == "ranks";
     return planned;
@@ -108,7 +120,7 @@ class Replaced {
   /// The directory above the output, as it was when a run was killed.
   fs::path restore(const fs::path& state) {
     const fs::path work = temp / ("restored" + std::to_string(restored_++));
-    fs::copy(state, work, fs::copy_options::recursive);
+    copy_tree(state, work);
     return work;
   }
   /// Runs the last command as `watch` sees it.
@@ -145,7 +157,8 @@ class Replaced {
 
   TempDir temp;
   Content old_content, new_content;
-  std::uint32_t tp = 2;  // of layouts with a mesh
+  std::uint32_t tp = 2;          // of layouts with a mesh
+  std::optional<Format> format;  // else the layout's first
 
  private:
   std::string name_;
@@ -354,7 +367,7 @@ TEST_CASE("An interrupted swap that cannot be finished stops the next run and st
   SECTION("in the way of what somebody has put there") {
     for (const auto& entry : fs::recursive_directory_iterator(root / ".replaced"))
       write_file(work / "out" / entry.path().lexically_relative(root / ".replaced"), "mine");
-    why = "is not replaced";
+    why = "was created or changed after a run was killed";
   }
   SECTION("with a record of a folder that leads elsewhere") {
     write_file(replaced.temp / "elsewhere/keys", "mine");
@@ -367,6 +380,119 @@ TEST_CASE("An interrupted swap that cannot be finished stops the next run and st
   check_refused([&] { execute(*job, {.stores = test.storage, .sync = false, .clean = true}); }, {.says = why});
   CHECK((snapshot(work) == before));
   if (fs::exists(replaced.temp / "elsewhere")) CHECK(read_file(replaced.temp / "elsewhere/keys") == "mine");
+}
+
+/// Files below `directory` that contain `text`.
+std::size_t count_files(const fs::path& directory, const std::string& text) {
+  std::size_t count = 0;
+  for (const auto& entry : fs::recursive_directory_iterator(directory))
+    if (entry.is_regular_file() && read_file(entry.path()) == text) ++count;
+  return count;
+}
+
+TEST_CASE(
+    "A file that gets an output's name after a kill is never deleted, and once it is moved away the run goes on") {
+  const auto to = GENERATE(as<std::string>(), "hf", "dcp", "ranks", "vllm");
+  CAPTURE(to);
+  Replaced replaced(to);
+  write_file(replaced.temp / "work/out/notes.txt", "mine");
+  const bool has_old = GENERATE(true, false);
+  if (!has_old)
+    for (const auto& entry : fs::directory_iterator(replaced.temp / "work/out"))
+      if (entry.path().filename() != "notes.txt") fs::remove_all(entry.path());
+  Watch watch(replaced.temp / "work", replaced.temp / "states", true);
+  replaced.run(watch);
+  const auto files = output_files(*replaced.job("new", replaced.temp / "work/out"));
+  Random random(has_old ? 1 : 2);
+  std::size_t refused = 0;
+  for (int trial = 0; trial < 40; ++trial) {
+    const fs::path& state = watch.states[pick(random, 0, watch.states.size() - 1)];
+    const fs::path& file = files[pick(random, 0, files.size() - 1)];
+    INFO(state.string() << ", " << file.string());
+    const fs::path work = replaced.restore(state), foreign = work / "out" / file;
+    if (!fs::is_directory(foreign.parent_path())) continue;
+    const auto runs = earlier_runs(local_storage(), *replaced.job("new", work / "out"));
+    const bool is_swapping = std::any_of(runs.begin(), runs.end(),
+                                         [](const EarlierRun& run) { return run.state == EarlierRun::State::kSwaps; });
+    write_file(foreign, "a person's");
+    const bool forces = is_swapping && random() % 2 == 0;
+    std::optional<Error> error;
+    try {
+      execute(*replaced.job("new", work / "out", forces), {.sync = false, .clean = random() % 2 == 0});
+    } catch (const Error& thrown) {
+      error = thrown;
+    }
+    const bool names_it = error && std::string(error->what()).find("after a run was killed") != std::string::npos;
+    // An output that has its name already is replaced with force, as ever.
+    if (!forces || names_it) CHECK(count_files(work, "a person's") == 1);
+    if (names_it) {
+      check_error(*error, {.hint = "move it away and run the command again"});
+      CHECK(lies_inside(foreign, error->path()));
+      ++refused;
+      fs::rename(error->path(), work / "moved");
+      CHECK_NOTHROW(execute(*replaced.job("new", work / "out"), {.sync = false, .clean = true}));
+      CHECK(content_of(work / "out") == replaced.new_content);
+      CHECK(earlier_runs(local_storage(), *replaced.job("new", work / "out")).empty());
+      CHECK(count_files(work / "moved/..", "a person's") == 1);
+    }
+  }
+  CHECK(refused > 0);
+}
+
+TEST_CASE("A copy of an output that another run published after a kill is left in place") {
+  Replaced replaced("dcp");
+  write_file(replaced.temp / "work/out/notes.txt", "mine");
+  Watch watch(replaced.temp / "work", replaced.temp / "states", true);
+  replaced.run(watch);
+  std::size_t found = 0;
+  for (const fs::path& state : watch.states) {
+    if (content_of(state / "out")) continue;
+    const fs::path work = replaced.restore(state);
+    const fs::path root = earlier_runs(local_storage(), *replaced.job("new", work / "out")).at(0).root;
+    if (!fs::exists(root / "config.json")) continue;
+    ++found;
+    fs::copy_file(root / "config.json", work / "out/config.json", fs::copy_options::overwrite_existing);
+    CHECK_NOTHROW(execute(*replaced.job("new", work / "out"), {.sync = false, .clean = true}));
+    CHECK(content_of(work / "out") == replaced.new_content);
+  }
+  CHECK(found > 2);
+}
+
+TEST_CASE("Whatever part of the replaced outputs a killed run has deleted, clean deletes the rest") {
+  const auto to = GENERATE(as<std::string>(), "ranks", "nxd");
+  const bool exchanges = GENERATE(true, false);
+  CAPTURE(to, exchanges);
+  Replaced replaced(to);
+  replaced.format = Format::kXser;
+  replaced.tp = 4;
+  execute(*replaced.job("old", replaced.temp / "work/out"), unsynced());
+  replaced.tp = 1;
+  Watch watch(replaced.temp / "work", replaced.temp / "states", exchanges);
+  replaced.run(watch);
+  const auto has_old = [](const fs::path& root) {
+    return fs::exists(root / ".whole") || fs::exists(root / ".replaced");
+  };
+  Random random(3);
+  std::size_t tried = 0;
+  for (const fs::path& state : watch.states) {
+    const auto runs = earlier_runs(local_storage(), *replaced.job("new", state / "out"));
+    if (runs.size() != 1 || runs[0].state == EarlierRun::State::kSwaps || !has_old(runs[0].root)) continue;
+    for (int trial = 0; trial < 3; ++trial) {
+      const fs::path work = replaced.restore(state);
+      const auto job = replaced.job("new", work / "out");
+      const fs::path root = earlier_runs(local_storage(), *job).at(0).root;
+      std::vector<fs::path> files;
+      for (const auto& entry :
+           fs::recursive_directory_iterator(root / (fs::exists(root / ".whole") ? ".whole" : ".replaced")))
+        if (entry.is_regular_file()) files.push_back(entry.path());
+      for (const fs::path& file : files)
+        if (random() % 2 == 0) fs::remove(file);
+      CAPTURE(clean(local_storage(), *job));
+      CHECK_FALSE(fs::exists(root));
+      ++tried;
+    }
+  }
+  CHECK(tried > 0);
 }
 
 TEST_CASE("A record of a swap that is torn, or leads out of the directory, is none") {

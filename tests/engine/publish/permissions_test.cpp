@@ -3,11 +3,13 @@
 #include "reshard/engine/publish/permissions.h"
 
 #include <sys/stat.h>
+#include <sys/xattr.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "reshard/engine/execute.h"
 #include "reshard/plan/job/request.h"
 #include "support/checkpoints.h"
 #include "support/fault_storage.h"
@@ -16,6 +18,7 @@
 #include "support/refusals.h"
 #include "support/requests.h"
 #include "support/temp_dir.h"
+#include "support/test_directories.h"
 #include "support/unprivileged.h"
 
 namespace reshard::test {
@@ -142,6 +145,58 @@ TEST_CASE("A directory that is there keeps its mode, and shows no one what the i
   for (const fs::path& folder : {fs::path("tokenizer"), kRank}) CHECK(mode_of(out / folder) == one.folder);
   CHECK(mode_of(out / kRank / "model.safetensors") == one.weights);
   for (const char* copied : {"config.json", "tokenizer/vocab.txt"}) CHECK(mode_of(out / copied) == one.copy);
+}
+
+/// The value of the extended attribute "user.owner"; empty if there is none.
+std::string label_of(const fs::path& path) {
+  char value[16];
+  const ssize_t size = ::getxattr(path.c_str(), "user.owner", value, sizeof value);
+  return {value, static_cast<std::size_t>(std::max<ssize_t>(size, 0))};
+}
+
+TEST_CASE("Directories that are exchanged keep their special bits, permissions and extended attributes") {
+  const bool exchanges = GENERATE(true, false);
+  CAPTURE(exchanges);
+  const Model model;
+  Request request = model.request();
+  request.force = true;
+  shard(request);
+  const fs::path out = model.temp / "out", shards = out / "tensor_parallel_shards";
+  const std::vector<std::pair<fs::path, unsigned>> modes{{out, 03775}, {shards, 01770}, {out / kRank, 0700}};
+  for (const auto& [path, bits] : modes) {
+    REQUIRE(::chmod(path.c_str(), bits) == 0);
+    REQUIRE(::setxattr(path.c_str(), "user.owner", "team", 4, 0) == 0);
+  }
+  const auto before = local_storage().stamp(shards);
+  TestStorage test(exchanges);
+  execute(*plan_shard(local_storage(), request), {.stores = test.storage, .sync = false});
+  CHECK(local_storage().stamp(shards) != before);
+  for (const auto& [path, bits] : modes) {
+    CHECK(mode_of(path) == bits);
+    CHECK(label_of(path) == "team");
+  }
+  SECTION("an output directory whose attributes cannot be kept is not exchanged, and a note names the folder") {
+    test.directories.keeps_attributes = false;
+    const RunResult result = execute(*plan_shard(local_storage(), request), {.stores = test.storage, .sync = false});
+    CHECK(mode_of(out) == 03775);
+    CHECK(label_of(out) == "team");
+    REQUIRE(result.notes.size() == 1);
+    CHECK_THAT(result.notes[0], Says(shards.string() + ": its owner, permissions"));
+  }
+}
+
+TEST_CASE("A folder of shards that is open to others does not show them what the inputs' directory hides") {
+  const Model model;
+  Request request = model.request();
+  request.force = true;
+  shard(request);
+  for (const fs::path& path :
+       {model.temp / "out", model.temp / "out/tensor_parallel_shards", model.temp / "out" / kRank})
+    fs::permissions(path, mode(0755));
+  model.restrict(0700, 0644);
+  shard(request);
+  CHECK(mode_of(model.temp / "out/tensor_parallel_shards") == 0755);
+  CHECK(mode_of(model.temp / "out" / kRank / "model.safetensors") == 0600);
 }
 
 TEST_CASE("One private file among the weights makes all outputs private, and so does a private folder of shards") {

@@ -12,6 +12,7 @@
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
 #include "reshard/engine/move/page_fragments.h"
+#include "reshard/engine/publish/old_outputs.h"
 #include "reshard/engine/publish/output.h"
 #include "reshard/engine/publish/publish.h"
 #include "reshard/engine/publish/staging_mark.h"
@@ -60,10 +61,10 @@ std::unique_ptr<FileLock> lock_dead(Storage& storage, const fs::path& root, Earl
 }
 
 /// Takes the lock of a dead run that this program may remove. If it may not, returns null and sets the reason in `run`.
-std::unique_ptr<FileLock> lock_removable(Storage& storage, EarlierRun& run) {
+std::unique_ptr<FileLock> lock_removable(Storage& storage, const Job& job, EarlierRun& run) {
   auto lock = lock_dead(storage, run.root, run.state);
   if (!lock) return nullptr;
-  run.why_foreign = why_not_only_ours(storage, run.root);
+  run.why_foreign = why_not_only_ours(storage, run.root, job);
   if (run.why_foreign.empty()) return lock;
   run.state = EarlierRun::State::kForeign;
   return nullptr;
@@ -74,10 +75,10 @@ constexpr auto kStart = std::chrono::milliseconds(500);
 
 /// Creates the lock file of a run that was killed before it had one, or whose lock was moved away. A live run has one
 /// if the file system supports locks.
-void make_missing_lock(Storage& storage, const fs::path& root) {
+void make_missing_lock(Storage& storage, const Job& job, const fs::path& root) {
   try {
     const auto is_locked = [&] { return storage.kind_of(root / kLockFile) != FileKind::kNone; };
-    if (is_locked() || !why_not_only_ours(storage, root).empty()) return;
+    if (is_locked() || !why_not_only_ours(storage, root, job).empty()) return;
     std::this_thread::sleep_for(kStart);
     if (is_locked()) return;
     storage.directories().lock(root / kLockFile, true);
@@ -87,10 +88,10 @@ void make_missing_lock(Storage& storage, const fs::path& root) {
 }
 
 /// Removes a dead run's staging directory. \returns the run; std::nullopt if it may not be removed.
-std::optional<EarlierRun> remove_run(Storage& storage, const fs::path& root) {
+std::optional<EarlierRun> remove_run(Storage& storage, const Job& job, const fs::path& root) {
   EarlierRun run{root, EarlierRun::State::kUnknown, size_of_tree(storage, root), JournalFound::kNone, {}};
-  make_missing_lock(storage, root);
-  auto lock = lock_removable(storage, run);
+  make_missing_lock(storage, job, root);
+  auto lock = lock_removable(storage, job, run);
   if (!lock) return std::nullopt;
   remove_staging(storage, root, std::move(lock));
   return run;
@@ -109,18 +110,51 @@ fs::path linked_folder(Storage& storage, const fs::path& directory, const std::v
   return {};
 }
 
+bool is_there(Storage& storage, const fs::path& path) {
+  return storage.kind_of(path) != FileKind::kNone;
+}
+
+/// Whether another run has published the same file.
+bool is_published(Storage& storage, const fs::path& staged, const fs::path& final) {
+  return storage.is_file(staged) && storage.is_file(final) && same_content(storage, staged, storage, final);
+}
+
+/// Returns the old outputs that a killed run has not moved away, in the order of `entries`.
+/// \throws Error kBadInput naming the first file or folder that is not the run's and has the name of an output; kIo.
+std::vector<fs::path> old_in_place(Storage& storage, const fs::path& root, const fs::path& output,
+                                   const std::vector<fs::path>& entries) {
+  const OldOutputs old = OldOutputs::read(storage, root);
+  std::vector<fs::path> in_place;
+  for (const fs::path& entry : entries) {
+    if (!is_there(storage, root / entry) || !is_there(storage, output / entry)) continue;
+    if (!is_there(storage, root / kReplacedFolder / entry) && old.cover(storage, output, entry))
+      in_place.push_back(entry);
+    else if (!is_published(storage, root / entry, output / entry))
+      throw Error(
+          ErrorKind::kBadInput,
+          "was created or changed after a run was killed while it published its outputs, and is not replaced by "
+          "the output of that name")
+          .in(output / entry)
+          .hint("move it away and run the command again, which first completes that publishing from " + root.string());
+  }
+  return in_place;
+}
+
 /// Moves away old outputs whose replacements are still in `root`, last entry first; then moves the new outputs in.
-/// \throws Error kBadInput if another file has taken the name of an output that was moved away; kIo.
+/// \throws as old_in_place, before anything is moved.
 void finish_swap(Storage& storage, const fs::path& root, const fs::path& output, const std::vector<fs::path>& entries) {
   Directories& directories = storage.directories();
-  const auto is_there = [&](const fs::path& path) { return storage.kind_of(path) != FileKind::kNone; };
-  for (auto it = entries.rbegin(); it != entries.rend(); ++it)
-    if (is_there(root / *it) && is_there(output / *it))
-      rename_new(directories, output / *it, make_replaced(directories, root, *it));
+  const std::vector<fs::path> old = old_in_place(storage, root, output, entries);
+  for (auto it = old.rbegin(); it != old.rend(); ++it)
+    rename_new(directories, output / *it, make_replaced(directories, root, *it));
+  const auto access = directories.access(output);
   std::set<fs::path> named;
   for (const fs::path& entry : entries) {
-    named.insert((output / entry).parent_path());
-    if (is_there(root / entry)) rename_new(directories, root / entry, output / entry);
+    fs::path folder = output;
+    for (const fs::path& part : entry.parent_path()) directories.make(folder /= part, access ? access->bits : 0700);
+    named.insert(folder);
+    if (is_there(storage, root / entry) && !is_published(storage, root / entry, output / entry))
+      rename_new(directories, root / entry, output / entry);
   }
   directories.open(named, root)->flush();
   directories.remove_tree(root / kSwapFile);
@@ -203,7 +237,7 @@ bool run_lives(Storage& storage, const fs::path& root) {
 }
 
 void validate_no_foreign_files(Files& files, const Job& job, const fs::path& root) {
-  std::set<fs::path> ours{kLockFile, kMarkFile, kManifestFile, kSha256SumsFile};
+  std::set<fs::path> ours{kLockFile, kMarkFile, kOldFile, kManifestFile, kSha256SumsFile};
   std::set<fs::path> folders;
   for (const fs::path& file : output_files(job)) {
     ours.insert(file);
@@ -228,10 +262,12 @@ void remove_staging(Storage& storage, const fs::path& root, std::unique_ptr<File
   Directories& directories = storage.directories();
   try {
     for (const DirectoryEntry& entry : storage.list(root))
-      if (entry.name != kLockFile && entry.name != kMarkFile) directories.remove_tree(root / entry.name);
+      if (entry.name != kLockFile && entry.name != kMarkFile && entry.name != kOldFile)
+        directories.remove_tree(root / entry.name);
   } catch (const std::exception&) {
     // The final remove_tree tries again.
   }
+  directories.remove_tree(root / kOldFile);   // proves that the others may be removed
   directories.remove_tree(root / kMarkFile);  // a directory without a mark is removed only if it is empty
   directories.remove_tree(root / kLockFile);  // a network file system keeps an open file in its directory
   lock.reset();
@@ -242,7 +278,7 @@ std::vector<EarlierRun> earlier_runs(Storage& storage, const Job& job) {
   std::vector<EarlierRun> runs;
   for (const fs::path& root : stale_stagings(storage, job)) {
     EarlierRun run{root, EarlierRun::State::kUnknown, size_of_tree(storage, root), JournalFound::kNone, {}};
-    const auto lock = lock_removable(storage, run);
+    const auto lock = lock_removable(storage, job, run);
     if (lock) run.journal = find_journal(storage, root);
     runs.push_back(std::move(run));
   }
@@ -274,7 +310,7 @@ std::vector<std::string> finish_swaps(Storage& storage, const Job& job) {
               "run the command again as the user who started that run, on a file system with locks; or delete this "
               "directory, and rewrite all outputs with `force`");
     finish_swap(storage, root, output, *entries);
-    why = why_not_only_ours(storage, root);
+    why = why_not_only_ours(storage, root, job);
     if (why.empty()) remove_staging(storage, root, std::move(lock));
     notes.push_back(fmt::format("{}: completed the interrupted publishing of a killed run's outputs{}", root.string(),
                                 why.empty() ? "" : "; the files they replaced are kept there, since " + why));
@@ -285,7 +321,7 @@ std::vector<std::string> finish_swaps(Storage& storage, const Job& job) {
 std::vector<EarlierRun> remove_dead_runs(Storage& storage, const Job& job) {
   std::vector<EarlierRun> removed;
   for (const fs::path& root : stale_stagings(storage, job))
-    if (auto run = remove_run(storage, root)) removed.push_back(std::move(*run));
+    if (auto run = remove_run(storage, job, root)) removed.push_back(std::move(*run));
   return removed;
 }
 
@@ -306,7 +342,7 @@ std::vector<std::string> clean_without_journal(Storage& storage, const Job& job)
   std::vector<std::string> notes;
   for (const EarlierRun& run : earlier_runs(storage, job)) {
     const bool is_useless = run.state == EarlierRun::State::kDead && run.journal == JournalFound::kNone;
-    if (is_useless && !is_of_other_ranks(storage, run.root, job) && remove_run(storage, run.root))
+    if (is_useless && !is_of_other_ranks(storage, run.root, job) && remove_run(storage, job, run.root))
       notes.push_back(removed_text(run) + " without a journal");
   }
   return notes;
@@ -316,7 +352,7 @@ std::vector<std::string> clean_after_resume(Storage& storage, const Job& job) {
   std::vector<std::string> notes;
   for (const fs::path& root : stale_stagings(storage, job)) {
     if (is_of_other_ranks(storage, root, job)) continue;
-    if (const auto run = remove_run(storage, root)) notes.push_back(removed_text(*run));
+    if (const auto run = remove_run(storage, job, root)) notes.push_back(removed_text(*run));
   }
   return notes;
 }

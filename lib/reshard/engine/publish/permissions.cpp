@@ -6,6 +6,7 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/paths.h"
+#include "reshard/engine/publish/output.h"
 
 namespace reshard {
 namespace {
@@ -83,16 +84,30 @@ void Permissions::look_at_folders(const Job& job) {
   }
 }
 
-/// A new output directory is as private as the input's. An existing one keeps its permissions, so private files need
-/// restrictive permissions of their own.
+/// A new output directory is as private as the input's. An existing one, or a folder in it, keeps its permissions, so
+/// private files need restrictive permissions of their own.
 void Permissions::look_at_output(const Job& job) {
-  const auto output = stores_.target().directories().access(job.output_directory);
-  if (!output || !stores_.target().is_directory(job.output_directory)) return;
-  const std::uint32_t opened = output->bits & ~directories_.for_group(output->group);
-  if ((opened & 0010) != 0) shown_.bits &= 0700;  // the directory's group may be others to a file of another group
-  if ((opened & 0001) != 0) {
-    shown_.bits &= 0770;
-    shown_.groups = directories_.groups;
+  Directories& directories = stores_.target().directories();
+  std::set<fs::path> folders{{}};
+  for (const fs::path& file : output_files(job))
+    for (fs::path folder = file.parent_path(); folders.insert(folder).second;) folder = folder.parent_path();
+  for (const fs::path& folder : folders) {
+    const fs::path path = folder.empty() ? job.output_directory : job.output_directory / folder;
+    const auto access = directories.access(path);
+    if (!access || !stores_.target().is_directory(path)) continue;
+    AllowedMode allowed = directories_;
+    if (const auto own = folders_.find(folder); own != folders_.end()) allowed &= own->second;
+    std::uint32_t opened = access->bits & ~allowed.for_group(access->group);
+    for (fs::path above = folder; !above.empty();) {
+      above = above.parent_path();
+      const auto outer = directories.access(above.empty() ? job.output_directory : job.output_directory / above);
+      opened &= outer ? outer->bits : 0;
+    }
+    if ((opened & 0010) != 0) shown_.bits &= 0700;  // the directory's group may be others to a file of another group
+    if ((opened & 0001) != 0) {
+      shown_.bits &= 0770;
+      shown_.groups = directories_.groups;
+    }
   }
 }
 

@@ -12,6 +12,7 @@
 #include "reshard/base/paths.h"
 #include "reshard/engine/publish/earlier_runs.h"
 #include "reshard/engine/publish/journal.h"
+#include "reshard/engine/publish/old_outputs.h"
 #include "reshard/engine/publish/staging_mark.h"
 #include "reshard/layouts/interrupted_swap.h"
 #include "reshard/plan/proof/manifest.h"
@@ -205,8 +206,10 @@ void Staging::undo(const std::string& reason) {
   std::string kept;
   for (auto it = steps_.rbegin(); it != steps_.rend(); ++it) {
     try {
-      directories().rename(it->to, it->from,
-                           it->mode == RenameMode::kNew ? RenameMode::kReplace : RenameMode::kExchange);
+      if (it->mode == RenameMode::kNew)
+        rename_new(directories(), it->to, it->from);  // another process may have created a file there
+      else
+        directories().rename(it->to, it->from, RenameMode::kExchange);
     } catch (const Error&) {
       kept += (kept.empty() ? "" : ", ") + it->to.filename().string();
     }
@@ -215,6 +218,7 @@ void Staging::undo(const std::string& reason) {
   if (kept.empty()) {
     directories().remove_tree(root_ / kSwapFile);
     directories().remove_tree(root_ / kReplacedFolder);
+    directories().remove_tree(root_ / kOldFile);
     return;
   }
   const fs::path home = std::exchange(root_, {});  // so that nothing in it is removed
@@ -296,23 +300,39 @@ bool Staging::can_swap_directory() const {
   }
 }
 
+/// Gives the directories at and below `staged` the attributes of those that they replace.
+/// \param folder  the folder in the output directory that `staged` replaces.
+/// \returns whether they have all of them.
+bool Staging::keep_attributes(const fs::path& folder, const fs::path& staged) {
+  bool all = true;
+  std::set<fs::path> kept;
+  for (const fs::path& file : output_files(job_))
+    for (fs::path above = file.parent_path(); lies_inside(above, folder) && kept.insert(above).second;
+         above = above.parent_path())
+      if (!directories().is_link(final_ / above) && storage_.is_directory(final_ / above))
+        all = directories().copy_attributes(final_ / above, staged / above.lexically_relative(folder)) && all;
+  return all;
+}
+
 /// Exchanges the output directory with a directory of the new outputs, if possible in one step.
 /// \returns the directories to flush then; if published_ is false, nothing has changed.
 Staging::Opened Staging::swap_directory(bool sync) {
   if (!can_swap_directory()) return nullptr;
   try {
     gather();
-    const auto old_access = directories().access(final_), new_access = directories().access(root_ / kWholeFolder);
-    if (!old_access || !new_access || old_access->group != new_access->group)
-      throw Error(ErrorKind::kUnsupported, "would be another group's").in(final_);
-    if (old_access->bits != new_access->bits) directories().set_access_bits(root_ / kWholeFolder, old_access->bits);
+    if (!keep_attributes({}, root_ / kWholeFolder))
+      throw Error(ErrorKind::kUnsupported, "has attributes that a new directory cannot get").in(final_);
     set_aside_journals(sync);
     move_to(final_.parent_path(), staging_prefix(final_));
+    std::vector<fs::path> entries;
+    for (const DirectoryEntry& entry : storage_.list(final_)) entries.emplace_back(entry.name);
+    const OldOutputs old(storage_, final_, entries);
+    old.write(storage_, root_, sync);
     Opened opened = flush_before_naming({final_.parent_path()}, sync);
     const fs::path whole = root_ / kWholeFolder;
     take({whole, final_, RenameMode::kExchange});
     // Other processes may have written to it.
-    if (!is_all_replaced(storage_, job_, whole))
+    if (!is_all_replaced(storage_, job_, whole) || OldOutputs(storage_, whole, entries) != old)
       throw Error(ErrorKind::kUnsupported, "has a file that stays").in(final_);
     for (const fs::path& folder : job_.whole_folders) validate_only_ours(storage_, job_, folder, whole);
     published_ = true;
@@ -355,13 +375,21 @@ Staging::Opened Staging::swap_entries(bool sync) {
     old.push_back(relative);
     make_replaced(directories(), root_, relative);
   }
+  for (const fs::path& folder : job_.whole_folders)
+    if (!keep_attributes(folder, root_ / folder))
+      notes_.push_back(fmt::format("{}: its owner, permissions or extended attributes could not all be kept",
+                                   (final_ / folder).string()));
   try {
     Opened opened = flush_before_naming(named, sync);
+    const OldOutputs recorded(storage_, final_, old);
+    recorded.write(storage_, root_, sync);
     begin_swap(entries, sync);
     for (auto it = old.rbegin(); it != old.rend(); ++it) {
       take({final_ / *it, root_ / kReplacedFolder / *it});
-      if (in_whole_folder(job_, *it))  // other processes may have written to it
-        validate_only_ours(storage_, job_, *it, root_ / kReplacedFolder);
+      // Other processes may have written to it.
+      if (in_whole_folder(job_, *it)) validate_only_ours(storage_, job_, *it, root_ / kReplacedFolder);
+      if (!recorded.cover(storage_, root_ / kReplacedFolder, *it))
+        throw Error(ErrorKind::kBadInput, "another process wrote to it while it was being replaced").in(final_ / *it);
     }
     if (opened && !old.empty()) opened->flush();
     for (const fs::path& relative : entries) {
@@ -394,15 +422,14 @@ std::vector<std::string> Staging::publish(bool sync) {
     }
     throw;
   }
-  std::vector<std::string> notes;
   try {
     if (opened) opened->flush();
   } catch (const Error& error) {
-    notes.push_back(
+    notes_.push_back(
         fmt::format("the outputs are complete, but a crash of the machine may still lose them: {}", error.what()));
   }
   directories().remove_tree(root_ / kSwapFile);
-  return notes;
+  return std::move(notes_);
 }
 
 }  // namespace reshard

@@ -64,8 +64,9 @@ class Staging {
   /// output directory is new, or if it can be swapped as a whole because every entry in it is replaced. Otherwise moves
   /// entries one by one, with kSwapFile in root() meanwhile: removes all old outputs, the last first, then adds the new
   /// ones: weights, whole folders, other files, and finally the files that mark the checkpoint as complete. Rolls back
-  /// all steps if one fails. Replaced outputs are deleted with the staging directory. With `sync`, flushes everything.
-  /// \returns notes, whole sentences, if the new names could not be flushed although flushing worked before.
+  /// all steps if one fails. Replaced outputs are deleted with the staging directory. Directories that replace others
+  /// get their permissions and extended attributes. With `sync`, flushes everything.
+  /// \returns notes, whole sentences, for example if the new names could not be flushed although flushing worked before.
   /// \throws Error kIo, kBadInput; then nothing is published.
   std::vector<std::string> publish(bool sync = true);
 
@@ -92,6 +93,7 @@ class Staging {
   void make_staged_folders(const std::filesystem::path& relative);
   std::vector<std::filesystem::path> entries_in_order() const;
   bool can_swap_directory() const;
+  bool keep_attributes(const std::filesystem::path& folder, const std::filesystem::path& staged);
   Opened flush_before_naming(std::set<std::filesystem::path> directories, bool sync);
   void gather();
   void set_aside_journals(bool sync);
@@ -116,6 +118,7 @@ class Staging {
   bool published_ = false;
   std::vector<std::filesystem::path> made_directories_;  // outermost first
   std::vector<Step> steps_;                              // steps taken so far
+  std::vector<std::string> notes_;                       // whole sentences
 };
 
 }  // namespace reshard

@@ -13,6 +13,7 @@
 #include "reshard/base/strings.h"
 #include "reshard/base/wire.h"
 #include "reshard/engine/publish/journal.h"
+#include "reshard/engine/publish/old_outputs.h"
 #include "reshard/engine/publish/output.h"
 #include "reshard/engine/publish/publish.h"
 #include "reshard/io/text_file.h"
@@ -50,11 +51,8 @@ std::optional<std::set<fs::path>> marked_paths(Storage& storage, const fs::path&
 /// Finds entries of a staging directory that runs did not create.
 class Walk {
  public:
-  Walk(Storage& storage, const fs::path& root, std::set<fs::path> outputs)
-      : storage_(storage), root_(root), outputs_(std::move(outputs)) {
-    for (const fs::path& output : outputs_)
-      for (fs::path above = output.parent_path(); !above.empty() && folders_.insert(above).second;)
-        above = above.parent_path();
+  Walk(Storage& storage, const fs::path& root, const std::set<fs::path>& outputs) : storage_(storage), root_(root) {
+    know(outputs);
   }
 
   std::vector<std::string> foreign() {
@@ -78,7 +76,15 @@ class Walk {
     const std::string_view rest =
         std::string_view(entry.name).substr(std::min(kJournalPrefix.size(), entry.name.size()));
     const bool is_journal = entry.name.starts_with(kJournalPrefix) && rest.find_first_of("0123456789") == 0;
-    return entry.name == kMarkFile || entry.name == kSwapFile || is_journal;
+    return entry.name == kMarkFile || entry.name == kSwapFile || entry.name == kOldFile || is_journal;
+  }
+
+  void know(const std::set<fs::path>& outputs) {
+    for (const fs::path& output : outputs) {
+      outputs_.insert(output);
+      for (fs::path above = output.parent_path(); !above.empty() && folders_.insert(above).second;)
+        above = above.parent_path();
+    }
   }
 
   void look_at_own_files(const fs::path& folder) {
@@ -88,6 +94,7 @@ class Walk {
 
   /// Checks new outputs, or old ones, which may belong to ranks that the new outputs do not have.
   void look_at_outputs(const fs::path& folder) {
+    know(OldOutputs::read(storage_, root_).unchanged_in(storage_, root_ / folder));
     const std::size_t before = foreign_.size();
     look_into(folder, {});
     if (foreign_.size() == before) return;
@@ -117,11 +124,15 @@ class Walk {
   std::vector<std::string> foreign_;
 };
 
-/// Whether there is no mark yet: no file, or one whose bytes were lost in a machine crash.
-bool is_unmarked(Storage& storage, const fs::path& root) {
-  if (storage.kind_of(root / kMarkFile) == FileKind::kNone) return true;
+/// Whether the mark's bytes were lost in a machine crash, or not yet written.
+bool has_lost_mark(Storage& storage, const fs::path& root) {
   if (!storage.is_file(root / kMarkFile) || storage.size_bytes(root / kMarkFile) > kMaxBytes) return false;
   return mark_text(storage, root).find_first_not_of('\0') == std::string::npos;
+}
+
+std::set<fs::path> paths_of(const Job& job) {
+  const std::vector<fs::path> files = output_files(job);
+  return {files.begin(), files.end()};
 }
 
 std::string not_this_programs(const std::string& name) {
@@ -131,9 +142,7 @@ std::string not_this_programs(const std::string& name) {
 }  // namespace
 
 std::string staging_mark(const Job& job) {
-  std::set<fs::path> paths;
-  for (const fs::path& file : output_files(job)) paths.insert(file);
-  return sealed(kMarkLine, wire_bytes(paths));
+  return sealed(kMarkLine, wire_bytes(paths_of(job)));
 }
 
 bool has_mark_of(Storage& storage, const fs::path& root, const Job& job) {
@@ -149,12 +158,14 @@ std::string why_not_ours(Storage& storage, const fs::path& root) {
   return marked_paths(storage, root) ? std::string() : not_this_programs(std::string(kMarkFile));
 }
 
-std::string why_not_only_ours(Storage& storage, const fs::path& root) {
+std::string why_not_only_ours(Storage& storage, const fs::path& root, const Job& job) {
   if (!storage.directories().is_own(root)) return "it belongs to another user";
   try {
-    const auto outputs = marked_paths(storage, root);
-    if (!outputs && !is_unmarked(storage, root)) return not_this_programs(std::string(kMarkFile));
-    const std::vector<std::string> foreign = Walk(storage, root, outputs.value_or(std::set<fs::path>())).foreign();
+    auto outputs = marked_paths(storage, root);
+    if (!outputs && storage.kind_of(root / kMarkFile) == FileKind::kNone) outputs.emplace();
+    if (!outputs && has_lost_mark(storage, root)) outputs = paths_of(job);
+    if (!outputs) return not_this_programs(std::string(kMarkFile));
+    const std::vector<std::string> foreign = Walk(storage, root, *outputs).foreign();
     return foreign.empty() ? std::string() : fmt::format("it contains {}, which no run created", list_names(foreign));
   } catch (const Error& error) {
     if (error.code() != std::errc::permission_denied) throw;

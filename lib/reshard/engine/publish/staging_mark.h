@@ -23,7 +23,8 @@ bool has_mark_of(Storage& storage, const std::filesystem::path& root, const Job&
 std::string why_not_ours(Storage& storage, const std::filesystem::path& root);
 
 /// The same, or why the directory contains more, at any depth, than runs put there. Without a mark it may contain only
-/// an empty lock file: its run was killed before it wrote the mark.
-std::string why_not_only_ours(Storage& storage, const std::filesystem::path& root);
+/// an empty lock file: its run was killed before it wrote the mark. If a machine crash has lost the bytes of the mark, it
+/// may contain the outputs of `job`, which writes to the same directory.
+std::string why_not_only_ours(Storage& storage, const std::filesystem::path& root, const Job& job);
 
 }  // namespace reshard
