@@ -1,5 +1,6 @@
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <pthread.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -175,9 +176,7 @@ int run_with_others(int argc, char** argv, std::exception_ptr wrong, const resha
   return exit_code;
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
+int run_program(int argc, char** argv) {
   reshard::cli::mind_stop_signals();
   std::signal(SIGPIPE, SIG_IGN);  // a closed pipe is an error, and must not kill the program half-way
   std::signal(SIGXFSZ, SIG_IGN);  // likewise a file size limit
@@ -209,4 +208,39 @@ int main(int argc, char** argv) {
   } catch (...) {
     return report(reshard::as_error(std::current_exception()));
   }
+}
+
+struct ProgramCall {
+  int argc;
+  char** argv;
+  int exit_code = 0;
+};
+
+void* run_call(void* call) {
+  auto& [argc, argv, exit_code] = *static_cast<ProgramCall*>(call);
+  exit_code = run_program(argc, argv);
+  return nullptr;
+}
+
+/// Runs the program with the usual stack for this and all other threads, although `ulimit -s` allows less.
+int run_with_usual_stack(ProgramCall call) {
+  constexpr std::size_t kUsualBytes = std::size_t{8} << 20;
+  rlimit limit{};
+  pthread_attr_t attributes;
+  if (::getrlimit(RLIMIT_STACK, &limit) != 0 || limit.rlim_cur >= kUsualBytes || ::pthread_attr_init(&attributes) != 0)
+    return run_program(call.argc, call.argv);
+  pthread_t thread;
+  const bool has_stack = ::pthread_attr_setstacksize(&attributes, kUsualBytes) == 0 &&
+                         ::pthread_setattr_default_np(&attributes) == 0 &&
+                         ::pthread_create(&thread, &attributes, run_call, &call) == 0;
+  ::pthread_attr_destroy(&attributes);
+  if (!has_stack) return run_program(call.argc, call.argv);
+  ::pthread_join(thread, nullptr);
+  return call.exit_code;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return run_with_usual_stack({argc, argv});
 }

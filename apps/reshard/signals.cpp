@@ -108,6 +108,11 @@ void set_handler(int number, void (*handler)(int)) {
   ::sigaction(number, &action, nullptr);
 }
 
+/// Before main: starting the program takes milliseconds, in which a request for progress must not end it.
+[[gnu::constructor(101)]] void mind_early_request() {
+  set_handler(SIGUSR1, report_progress);
+}
+
 }  // namespace
 
 void mind_stop_signals() {

@@ -97,6 +97,10 @@ Error as_error(const std::exception_ptr& thrown) {
   } catch (const std::bad_alloc&) {
     return std::move(Error(ErrorKind::kIo, "out of memory").hint("reduce `max-memory` or `threads`"));
   } catch (const std::system_error& error) {
+    if (error.code() == std::errc::resource_unavailable_try_again)
+      return std::move(
+          Error(ErrorKind::kIo, "cannot start another thread: a limit of this user or container is reached")
+              .hint("raise the limit (ulimit -u, or pids.max of the control group)"));
     return {ErrorKind::kIo, error.what()};
   } catch (const std::exception& error) {
     return {ErrorKind::kInternal, error.what()};

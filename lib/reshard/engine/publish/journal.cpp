@@ -131,7 +131,17 @@ void JournalWriter::add(UnitReport unit) {
   if (failure_) std::rethrow_exception(failure_);
   waiting_.push_back(std::move(unit));
   if (interval_.count() == 0) return write_rest();
-  if (!thread_.joinable() && !ends_) thread_ = std::thread([this] { run(); });
+  if (thread_.joinable() || ends_) return;
+  try {
+    thread_ = std::thread([this] { run(); });
+    return;
+  } catch (const std::system_error&) {
+    // No more threads are available: this one writes the journal.
+  }
+  const auto now = std::chrono::steady_clock::now();
+  if (now - written_at_ < interval_) return;
+  written_at_ = now;
+  write_rest();
 }
 
 void JournalWriter::run() {

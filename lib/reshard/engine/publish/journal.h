@@ -133,7 +133,9 @@ class JournalWriter {
   std::atomic<bool> full_{false};
   std::exception_ptr failure_;
   std::uint64_t number_ = 0;  // number of files written
-  std::thread thread_;        // started with the first unit
+  /// Time of the last write if no thread is available.
+  std::chrono::steady_clock::time_point written_at_ = std::chrono::steady_clock::now();
+  std::thread thread_;  // started with the first unit
 };
 
 /// Returns the names of all journals in a staging directory.
