@@ -18,6 +18,7 @@ checkers=(
   libclang-rt-dev             # sanitizers, fuzz targets
   python3-torch python3-numpy # tests/torch
   python3-jsonschema          # tests/schema
+  strace                      # scripts/test-kills.py
   openmpi-bin libopenmpi-dev mpich libmpich-dev               # scripts/test-mpi.sh: both plug-ins of lib/mpi
   slurmctld slurmd slurm-client munge slurm-wlm-basic-plugins # scripts/test-mpi.sh: ranks started by srun
 )

@@ -9,7 +9,8 @@
 #   fuzz     all fuzzers for an hour
 #   tidy     clang-tidy over all lines; says what it finds
 #   trixie   build and tests on Debian 13 with its torch, in a directory of its own, a sixteenth of the random models; needs root
-#   ranks    runs under mpirun and srun, and of runs that are killed and resumed: a hundred and three hundred kills
+#   ranks    runs under mpirun and srun, and of runs that are killed and resumed: a hundred and three hundred kills,
+#            and at each system call that publishes outputs
 #   same     outputs of all golden cases, compared with those of the last release, or of the commit of a week ago; and how
 #            long two checkpoints of thousands of files take to plan. What differs on purpose is in CHANGELOG.md
 #   dist     what is released, built twice and each artefact run in its own fresh root; needs root
@@ -145,6 +146,7 @@ run_ranks() {
   cmake --build --preset release --target make_model
   scripts/test-mpi.sh build/release "${KILLS:-100}"
   scripts/test-resume.sh build/release "$((3 * ${KILLS:-100}))"
+  scripts/test-kills.py build/release 1
 }
 
 run_same() {

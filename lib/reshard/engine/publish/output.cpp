@@ -21,6 +21,7 @@
 #include "reshard/io/text_file.h"
 #include "reshard/layouts/interrupted_swap.h"
 #include "reshard/layouts/own_files.h"
+#include "reshard/layouts/ranks/master_weights.h"
 #include "reshard/plan/proof/job_manifest.h"
 #include "reshard/plan/proof/manifest.h"
 #include "reshard/specs/stages/stage_json.h"
@@ -109,11 +110,12 @@ class ListedFiles {
   std::map<std::string, Manifest::File> listed_;
 };
 
-/// Returns the outputs that torch.load reads as a state dict, or that refer to the tensors of one (xser).
+/// Returns the outputs in which torch.load finds a state dict, or references to the tensors of one (xser).
 std::vector<fs::path> state_dict_files(const Job& job) {
   std::vector<fs::path> files;
   for (const TargetFile& file : job.target.files)
-    if (file.encoding == TargetFile::Encoding::kTorch && !file.structure) files.push_back(file.path);
+    if (file.encoding == TargetFile::Encoding::kTorch && file.path.parent_path().filename() != kOptimizerFolder)
+      files.push_back(file.path);
   if (job.format == Format::kXser)
     for (const TextFile& file : job.text_files)
       if (const std::string name = file.path.filename().string();
