@@ -6,25 +6,28 @@
 #include <algorithm>
 #include <memory>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
 #include "reshard/formats/common/tensor_names.h"
+#include "reshard/formats/dcp/dcp_metadata.h"
 #include "reshard/formats/dcp/dcp_shards.h"
 #include "reshard/formats/read_container.h"
 #include "reshard/formats/safetensors/hf_index.h"
 #include "reshard/io/files.h"
+#include "reshard/io/memory_files.h"
 #include "reshard/layouts/core/checkpoint.h"
 #include "reshard/layouts/core/layout.h"
 #include "reshard/layouts/core/read_model.h"
 #include "reshard/layouts/core/unpack.h"
 #include "reshard/layouts/dcp/dcp_directory.h"
 #include "reshard/layouts/dcp/dcp_groups.h"
-#include "reshard/layouts/dcp/dcp_replaced.h"
 #include "reshard/layouts/dcp/dcp_source.h"
 #include "reshard/layouts/dcp/dcp_target.h"
 #include "reshard/layouts/map/chunked_map.h"
+#include "reshard/layouts/names/state_names.h"
 #include "reshard/layouts/names/written_names.h"
 
 namespace reshard {
@@ -74,6 +77,50 @@ std::string prefix_of(const std::string& given) {
     throw Error(ErrorKind::kUsage,
                 fmt::format("`prefix`: \"{}\" is not a list of names separated by dots", printable(given)));
   return prefix;
+}
+
+/// Returns the entries of a checkpoint that are not the model's.
+std::vector<std::string> beyond_model(const DcpMetadata& metadata) {
+  std::vector<std::string> tensors, others;
+  for (const DcpTensor& tensor : metadata.tensors) tensors.push_back(tensor.name);
+  for (const DcpBytes& object : metadata.bytes) others.push_back(object.name);
+  const StateNames names = find_state_names(tensors, {nullptr}, others);
+  std::erase_if(others, [](const std::string& name) { return name.ends_with("_extra_state"); });  // a module's
+  for (std::size_t i = 0; i < tensors.size(); ++i)
+    if (names.names[i].empty() || names.is_of_optimizer(tensors[i])) others.push_back(tensors[i]);
+  return others;
+}
+
+/// Validates that a checkpoint in `directory`, if it has one, contains nothing but a model and entries that the new one
+/// has, too: weights may be replaced, but not an optimizer, or other training state. Reads only metadata.
+/// \param metadata  content of the new `.metadata`.
+/// \throws Error kBadInput naming the entries that would be lost; kIo.
+void validate_dcp_replaced(Files& files, const fs::path& directory, const std::string& metadata) {
+  if (!holds_dcp_metadata(files, directory)) return;
+  std::vector<std::string> lost;
+  try {
+    std::vector<std::string> notes;
+    lost = beyond_model(read_dcp_directory(files, directory, DcpPaths::kLeave, notes).all);
+  } catch (const Error& error) {
+    if (is_disk_fault(error)) throw;
+    return;  // no program can load it
+  }
+  if (lost.empty()) return;
+  const DcpMetadata written = read_dcp_metadata(MemorySource(metadata), directory / kDcpMetadataFile, DcpPaths::kLeave);
+  std::unordered_set<std::string_view> kept;
+  for (const DcpTensor& tensor : written.tensors) kept.insert(tensor.name);
+  for (const DcpBytes& object : written.bytes) kept.insert(object.name);
+  std::erase_if(lost, [&](const std::string& name) { return kept.count(name) > 0; });
+  if (lost.empty()) return;
+  throw Error(
+      ErrorKind::kBadInput,
+      fmt::format("would be replaced, but its checkpoint also contains {} entr{} of training state that the new "
+                  "one would not have: {}",
+                  lost.size(), lost.size() == 1 ? "y" : "ies", list_names(lost)))
+      .in(directory)
+      .hint(
+          "choose another output directory; training state is never deleted, so delete that checkpoint yourself if "
+          "you do not need it");
 }
 
 class DcpLayout final : public Layout {
