@@ -114,13 +114,13 @@ class ListedFiles {
 std::vector<fs::path> state_dict_files(const Job& job) {
   std::vector<fs::path> files;
   for (const TargetFile& file : job.target.files)
-    if (file.encoding == TargetFile::Encoding::kTorch && file.path.parent_path().filename() != kOptimizerFolder)
-      files.push_back(file.path);
+    if (file.encoding == TargetFile::Encoding::kTorch) files.push_back(file.path);
   if (job.format == Format::kXser)
     for (const TextFile& file : job.text_files)
       if (const std::string name = file.path.filename().string();
           name.ends_with(".pt") && !name.ends_with(kXserInfoSuffix) && !metadata_pp_rank(name))
         files.push_back(file.path);
+  std::erase_if(files, [](const fs::path& path) { return path.parent_path().filename() == kOptimizerFolder; });
   return files;
 }
 
