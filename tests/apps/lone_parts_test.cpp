@@ -110,9 +110,86 @@ TEST_CASE("one rank's folder or file is no model, and inspect says which rank it
   const std::string only = (temp / "one/weights/tp0_sharded_checkpoint.safetensors").string();
   run_well({"convert", only, out, "--config", model});
   shard_to("fused", {"--tp", "1", "--layout", "ranks", "--format", "safetensors"});
-  refused({"convert", (temp / "fused/tensor_parallel_shards/tp_rank_00_pp_rank_00").string(), (temp / "other").string(),
-           "--config", model},
-          {"8 tensors that config.json asks for are missing", "mlp.gate_proj.weight"});
+  const fs::path fused = temp / "fused/tensor_parallel_shards/tp_rank_00_pp_rank_00";
+  const Arguments convert{"convert", fused.string(), (temp / "other").string(), "--config", model};
+  refused(convert, {"not a complete model: mp_metadata_pp_rank_0.json describes how it is split"});
+  fs::remove(fused.parent_path() / "mp_metadata_pp_rank_0.json");
+  refused(convert, {"8 tensors that config.json asks for are missing", "mlp.gate_proj.weight"});
+}
+
+TEST_CASE("a rank's file that records nothing is refused by its name and its siblings, and inspect notes it") {
+  const TempDir temp;
+  const std::string out = (temp / "out").string();
+  for (const char* file :
+       {"optimum/llama-tp2-pp2/sharded/shards/model/dp_rank_00_tp_rank_00_pp_rank_00.pt",
+        "optimum/llama-tp8-gqa-fused-xser/sharded/shards/model/dp_rank_00_tp_rank_01_pp_rank_00.pt",
+        "neuron/mixtral-tp2-ep2/checkpoint/step_3/model/dp_rank_00_ep_rank_00_tp_rank_00_pp_rank_00.pt",
+        "neuron/mixtral-lightning-ep2-lost/checkpoint/epoch=0-step=10.ckpt/tp_rank_00_pp_rank_00/checkpoint.pt",
+        "nxdi/llama-tp4/weights/tp0_sharded_checkpoint.safetensors",
+        "preshard/llama-tp4/weights/tp3_sharded_checkpoint.safetensors",
+        "vllm/llama-tp2/sharded/model-rank-0-part-0.safetensors"}) {
+    CAPTURE(file);
+    const fs::path path = testdata("golden") / file;
+    const fs::path rank = path.filename() == "checkpoint.pt" ? path.parent_path() : path;
+    const Texts says{"is one rank of a sharded checkpoint, not a complete model: ", " is next to it",
+                     "try: give the directory of all ranks: " + rank.parent_path().string() + "\n"};
+    refused({"convert", path.string(), out}, says);
+    refused({"convert", path.string(), out, "--to", "dcp"}, says);
+    refused({"consolidate", path.string(), out}, says);
+    refused({"shard", path.string(), out, "--tp", "2"}, says);
+    CHECK_THAT(run_well({"inspect", path.string()}).err, Says("is one rank of a sharded checkpoint, not a complete"));
+    if (rank != path) refused({"convert", rank.string(), out}, says);
+  }
+  CHECK_FALSE(fs::exists(out));
+}
+
+TEST_CASE("a rank's file without siblings is refused for a later rank, and noted for the first") {
+  const TempDir temp;
+  const fs::path all = testdata("golden/nxdi/llama-tp4/weights"), out = temp / "out";
+  const char *first = "tp0_sharded_checkpoint.safetensors", *second = "tp1_sharded_checkpoint.safetensors";
+  for (const char* name : {first, second}) {
+    fs::create_directories(temp / "of" / name);
+    fs::copy_file(all / name, temp / "of" / name / name);
+  }
+  refused({"convert", (temp / "of" / second / second).string(), out.string()},
+          {"not a complete model: its name has the number of a later rank"});
+  CHECK_THAT(run_well({"convert", (temp / "of" / first / first).string(), out.string()}).err,
+             Says("has the name of rank 0: if there were other ranks, these are parts of the tensors"));
+}
+
+TEST_CASE("metadata shows that a rank's file is one of several, and replicas do not") {
+  const TempDir temp;
+  const fs::path shards = temp / "shards", file = shards / "model/dp_rank_00_tp_rank_00_pp_rank_00.pt";
+  const fs::path original = testdata("golden/optimum/llama-tp2-pp2/original");
+  run_well({"shard", original.string(), (temp / "one").string(), "--layout", "nxd", "--tp", "1", "--quiet"});
+  fs::create_directories(file.parent_path());
+  fs::path written;
+  for (const auto& entry : fs::recursive_directory_iterator(temp / "one"))
+    if (entry.path().filename() == file.filename()) written = entry.path();
+  fs::copy(written, file);
+  fs::copy(written, file.parent_path() / "dp_rank_01_tp_rank_00_pp_rank_00.pt");
+  run_well({"convert", file.string(), (temp / "out").string()});
+  fs::copy_file(testdata("golden/optimum/llama-tp2-pp2/sharded/shards/mp_metadata_pp_rank_0.json"),
+                shards / "mp_metadata_pp_rank_0.json");
+  refused({"convert", file.string(), (temp / "other").string()},
+          {"not a complete model: mp_metadata_pp_rank_0.json describes how it is split"});
+}
+
+TEST_CASE("files of DeepSpeed's ranks and model-parallel ranks are no model") {
+  const TempDir temp;
+  const fs::path zero3 = testdata("golden/deepspeed/qwen3-zero3-r3/sharded/global_step2");
+  const std::string out = (temp / "out").string();
+  for (const char* name :
+       {"zero_pp_rank_0_mp_rank_00_model_states.pt", "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt"})
+    refused({"convert", (zero3 / name).string(), out},
+            {"is one rank's file of DeepSpeed's ZeRO, not a complete model",
+             "try: give the directory that contains the files of all ranks: " + zero3.string() + "\n"});
+  const fs::path whole = testdata("golden/deepspeed/qwen3-zero2-r2/sharded/global_step2/mp_rank_00_model_states.pt");
+  run_well({"convert", whole.string(), out});
+  for (const char* name : {"mp_rank_00_model_states.pt", "mp_rank_01_model_states.pt"})
+    fs::copy_file(whole, temp / name);
+  check_fails({"convert", (temp / "mp_rank_00_model_states.pt").string(), (temp / "other").string()}, 4,
+              {"belongs to a model that is split over model-parallel ranks, which is not supported"});
 }
 
 }  // namespace

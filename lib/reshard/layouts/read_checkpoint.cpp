@@ -25,6 +25,7 @@
 #include "reshard/layouts/names/state_names.h"
 #include "reshard/layouts/peft/adapter_folders.h"
 #include "reshard/layouts/peft/sharded_adapter.h"
+#include "reshard/layouts/ranks/lone_rank.h"
 #include "reshard/layouts/ranks/rank_format.h"
 
 namespace reshard {
@@ -117,42 +118,43 @@ std::string hint_for_contents(Files& files, const fs::path& directory) {
   return hint_for_misplaced_ranks(files, directory);
 }
 
-/// Returns a hint that names the directory of all ranks, for the path of one rank.
-std::string hint_for_one_rank(Files& files, const fs::path& path) {
-  fs::path above = path;
-  for (int level = 0; level < 2; ++level) {
-    above = directory_above(files, above);
-    try {
-      if (find_shards(files, above)) return "give the directory of all ranks: " + above.string();
-    } catch (const Error&) {  // cannot be listed, or contains several checkpoints
-    }
-  }
-  return "give the directory of all ranks";
-}
-
-/// Refuses a file that is recorded as one rank of several. No-op if `use` is kLenient, since a note reports it.
-void validate_no_rank(Files& files, const Checkpoint& checkpoint, ConfigUse use) {
-  if (use == ConfigUse::kLenient) return;
-  for (const SourceFile& file : checkpoint.map.files)
-    if (file.record)
-      throw Error(ErrorKind::kBadInput,
-                  fmt::format("records that it is {} of a sharded checkpoint, not a complete model",
-                              describe_rank(*file.record)))
-          .in(file.path)
-          .hint(hint_for_one_rank(files, checkpoint.path));
-}
-
 /// \throws Error kUnsupported if files in `path` show that another system wrote them.
 void refuse_strange_files(Files& files, const fs::path& path) {
   if (const auto stranger = stranger_in(files, path)) throw Error(*stranger);
 }
 
+/// Returns why `path` is only a part of a checkpoint, if names of files show that.
+std::optional<Error> explain_part(Files& files, const fs::path& path) {
+  for (const Layout* layout : layouts())
+    if (const auto error = layout->explain_missing(files, path)) return error;
+  return explain_lone_rank(files, path);
+}
+
 /// \throws Error if a layout can explain why `path` is not one of its checkpoints, or if another system wrote the
 /// files.
 void refuse_part(Files& files, const fs::path& path) {
-  for (const Layout* layout : layouts())
-    if (const auto error = layout->explain_missing(files, path)) throw Error(*error);
+  if (const auto error = explain_part(files, path)) throw Error(*error);
   refuse_strange_files(files, path);
+}
+
+/// Refuses whole tensors that are one rank of several, as a file records or names show. If `use` is kLenient, only adds
+/// a note on names; reading the file has noted what it records.
+void validate_no_rank(Files& files, Checkpoint& checkpoint, ConfigUse use) {
+  if (checkpoint.has_ranks()) return;
+  const auto recorded = std::find_if(checkpoint.map.files.begin(), checkpoint.map.files.end(),
+                                     [](const SourceFile& file) { return file.record.has_value(); });
+  if (recorded != checkpoint.map.files.end()) {
+    if (use == ConfigUse::kLenient) return;
+    throw Error(ErrorKind::kBadInput, fmt::format("records that it is {} of a sharded checkpoint, not a complete model",
+                                                  describe_rank(*recorded->record)))
+        .in(recorded->path)
+        .hint(hint_for_one_rank(files, checkpoint.path));
+  }
+  const bool is_file = checkpoint.layout == nullptr;
+  const auto error = is_file ? explain_part(files, checkpoint.path) : explain_lone_rank(files, checkpoint.path);
+  if (!error) return;
+  if (use != ConfigUse::kLenient) throw Error(*error);
+  checkpoint.notes.push_back(error->with_hint());
 }
 
 /// Reads a single file. If this fails, reports whether the file is part of a checkpoint.
@@ -178,9 +180,14 @@ Checkpoint read_file(Files& files, const fs::path& path, const ReadContext& cont
   checkpoint.format = format_of_file(files, path);
   checkpoint.weights_stem = diffusers_stem(path.filename().string());
   std::vector<Container> containers{read_lone_file(files, path, checkpoint.format)};
-  LanguageModel described;
-  const KnownModel known = known_model(files, checkpoint, context, described);
-  if (!read_record(containers.front())) checkpoint.old_names = take_out_wrappers(containers, known, checkpoint.notes);
+  if (!read_record(containers.front())) {
+    LanguageModel described;
+    const KnownModel known = known_model(files, checkpoint, context, described);
+    checkpoint.old_names = take_out_wrappers(containers, known, checkpoint.notes);
+    if (has_rank_name(files, path) && !explain_lone_rank(files, path))
+      checkpoint.notes.push_back(fmt::format(
+          "{} has the name of rank 0: if there were other ranks, these are parts of the tensors", path.string()));
+  }
   recognise_quantization(files, checkpoint, containers, context);
   return read_whole_files(files, std::move(checkpoint), containers, context);
 }
@@ -368,6 +375,8 @@ Checkpoint read_lone_model(Files& files, const fs::path& path, const ReadContext
     throw Error(ErrorKind::kBadInput, "is one of several weight files of a model")
         .in(path)
         .hint("give the directory that contains all of them");
+  if (context.use != ConfigUse::kLenient)  // before an error about what the file lacks
+    if (const auto error = explain_part(files, path)) throw Error(*error);
   Checkpoint checkpoint = read_file(files, path, context);
   validate_no_rank(files, checkpoint, context.use);
   if (context.use == ConfigUse::kNeeded && !checkpoint.model)
@@ -392,6 +401,7 @@ Error no_data(Files& files, const fs::path& path) {
 
 Error no_directory(Files& files, const fs::path& path) {
   if (!has_data(files, path)) return no_data(files, path);
+  if (const auto error = explain_part(files, path)) return *error;
   return Error(ErrorKind::kBadInput, "is not a directory")
       .in(path)
       .hint("give the directory of the checkpoint, not one of its files");
@@ -405,7 +415,8 @@ Checkpoint sharded_at(Files& files, const fs::path& path, const ReadContext& con
   if (const auto shards = find_shards(files, path)) return read(files, *shards, context);
   if (find_whole(files, path)) {
     refuse_strange_files(files, path);
-    validate_no_rank(files, read(files, {&whole_layout(), path, path}, {.use = ConfigUse::kLenient}), context.use);
+    Checkpoint whole = read(files, {&whole_layout(), path, path}, {.use = ConfigUse::kLenient});
+    validate_no_rank(files, whole, context.use);
     throw Error(ErrorKind::kBadInput, "contains whole tensors, but no ranks to consolidate")
         .in(path)
         .hint("it is already a Hugging Face checkpoint; to change its files or dtype, use convert");

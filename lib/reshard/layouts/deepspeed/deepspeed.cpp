@@ -170,6 +170,9 @@ class DeepSpeedLayout final : public Layout {
     return {};
   }
 
+  std::optional<Error> explain_missing(Files& files, const fs::path& path) const override {
+    return explain_zero_file(files, path);
+  }
   Checkpoint read(Files& files, const FoundLayout& found, const ReadContext& context) const override;
 
   TargetPlan plan(const TargetRequest& request, const TargetContext&) const override {

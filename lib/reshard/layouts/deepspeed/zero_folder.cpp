@@ -71,6 +71,22 @@ std::optional<ZeroFileName> zero_file_name(std::string_view name) {
   return found;
 }
 
+std::optional<Error> explain_zero_file(Files& files, const fs::path& path) {
+  const auto name = zero_file_name(own_name(files, path));
+  if (!name || !files.is_file(path)) return std::nullopt;
+  const fs::path folder = directory_above(files, path);
+  if (name->kind == ZeroFileName::Kind::kPartOfModel) return parts_of_model(path, "pipeline stages or experts");
+  for (const DirectoryEntry& entry : files.list(folder)) {
+    const auto other = zero_file_name(entry.name);
+    if (other && other->mp_rank != 0) return parts_of_model(path, "model-parallel ranks");
+  }
+  if (name->mp_rank != 0) return parts_of_model(path, "model-parallel ranks");
+  if (!name->dp_rank) return std::nullopt;
+  return Error(ErrorKind::kBadInput, "is one rank's file of DeepSpeed's ZeRO, not a complete model")
+      .in(path)
+      .hint("give the directory that contains the files of all ranks: " + folder.string());
+}
+
 bool is_zero_folder(Files& files, const fs::path& folder) {
   if (!files.is_directory(folder)) return false;
   const std::vector<DirectoryEntry> entries = files.list(folder);

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string_view>
 
+#include "reshard/base/error.h"
 #include "reshard/io/files.h"
 
 namespace reshard {
@@ -23,6 +24,10 @@ struct ZeroFileName {
   std::uint32_t mp_rank = 0;
 };
 std::optional<ZeroFileName> zero_file_name(std::string_view name);
+
+/// Returns why a file with such a name is not a whole model: it belongs to one rank, pipeline stage or expert. std::nullopt
+/// for the model states of ZeRO 0 to 2, which only one rank saves, and for other files.
+std::optional<Error> explain_zero_file(Files& files, const std::filesystem::path& path);
 
 /// Text files next to the tag folders that name the latest ZeRO folder and the latest universal checkpoint.
 inline constexpr const char* kZeroLatestFile = "latest";
