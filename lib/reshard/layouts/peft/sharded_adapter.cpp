@@ -19,6 +19,7 @@
 #include "reshard/io/text_file.h"
 #include "reshard/layouts/contents/stored_rows.h"
 #include "reshard/layouts/ranks/adapter_ranks.h"
+#include "reshard/layouts/ranks/read_ranks.h"
 #include "reshard/layouts/ranks/sharded_checkpoint.h"
 #include "reshard/layouts/ranks/sharded_map.h"
 #include "reshard/specs/config/model_config.h"
@@ -148,6 +149,7 @@ Checkpoint read_sharded_adapter(Files& files, const AdapterFolder& folder, const
   checkpoint.notes.insert(checkpoint.notes.end(), shards.warnings.begin(), shards.warnings.end());
   const bool trained_fused = adapter.config.path.filename() == kAdapterConfigFile;
   add_adapter(checkpoint, shards, std::move(adapter), trained_fused ? fused : std::vector<FusedLayer>());
+  validate_ranks_differ(files, shards, context.use, checkpoint);
   return checkpoint;
 }
 

@@ -15,6 +15,7 @@
 #include "reshard/base/strings.h"
 #include "reshard/formats/safetensors/hf_index.h"
 #include "reshard/layouts/contents/equal_pieces.h"
+#include "reshard/layouts/contents/equal_ranks.h"
 #include "reshard/layouts/core/checkpoint.h"
 #include "reshard/layouts/core/config_model.h"
 #include "reshard/layouts/core/misfits.h"
@@ -378,6 +379,7 @@ void read_lora(Files& files, ShardedCheckpoint& shards, const ReadContext& conte
   note_unrecorded_ranks(shards, checkpoint);
   checkpoint.partition = chosen_partition(checkpoint, shards.metadata, true);
   finish_lora(files, shards, checkpoint);
+  validate_ranks_differ(files, shards, context.use, checkpoint);
   checkpoint.map.inferred_partition_hint = format.hint_for_replicas;
 }
 
@@ -424,6 +426,14 @@ PartitionOptions chosen_partition(const Checkpoint& checkpoint, const std::vecto
   if (!inferred && is_grouped_query(options.attention) && needs_gqa_qkv(model.kv_heads, checkpoint.mesh.tp))
     options.attention = attention_form_of(false, is_fused(options.attention));
   return options;
+}
+
+void validate_ranks_differ(Files& files, const ShardedCheckpoint& shards, ConfigUse use, Checkpoint& checkpoint) {
+  if (shards.record || shards.tp * shards.ep == 1) return;
+  const auto error = find_equal_ranks(files, checkpoint.map, checkpoint.notes);
+  if (!error) return;
+  if (use != ConfigUse::kLenient) throw Error(*error);
+  checkpoint.notes.push_back(error->with_hint());
 }
 
 void explain_by_config(Files&, const OptionValues&, ShardedCheckpoint& shards, Checkpoint& checkpoint) {
@@ -495,6 +505,7 @@ Checkpoint read_ranks(Files& files, const FoundLayout& found, const ReadContext&
     validate_pieces_differ(files, checkpoint.map);
   else if (inferred && !context.options.has(kKvSizeMultiplier.name))  // the replicated tensors are not declared
     validate_heads_differ(files, checkpoint.map, *checkpoint.model);
+  validate_ranks_differ(files, shards, context.use, checkpoint);
   order_tensors(checkpoint);
   if (context.use != ConfigUse::kLenient) validate_head_saved(shards, checkpoint);
   note_left_out(shards, checkpoint);
