@@ -122,6 +122,35 @@ TEST_CASE("Ranks with whole experts that become others without them are told so"
   CHECK_THAT(notes({"enable-expert-parallel"}), !Says("the source was written"));
 }
 
+TEST_CASE("Ranks that become others keep the version of their names, unless another is given") {
+  for (const char* name : {"vllm/v0.10.0-llama-tied-tp2", "vllm/v0.19.1-qwen3_moe-tp2", "vllm/v0.23.0-qwen2_moe-tp2",
+                           "vllm/llama-tp2", "sglang/qwen2_moe-tp2"}) {
+    CAPTURE(name);
+    const fs::path source = testdata("golden") / name / "sharded";
+    const TempDir temp;
+    convert(source, temp / "same", to_vllm(2));
+    for (const int rank : {0, 1}) {
+      const std::string file = fmt::format("model-rank-{}-part-0.safetensors", rank);
+      CHECK((read_tensors(temp / "same" / file) == read_tensors(source / file)));
+    }
+    convert(source, temp / "newest", to_vllm(2, {"vllm-version=main-2026-08-17"}));
+    const auto names = [](const fs::path& directory) {
+      std::set<std::string> all;
+      for (const auto& [tensor, data] : read_tensors(directory / "model-rank-0-part-0.safetensors")) all.insert(tensor);
+      return all;
+    };
+    CHECK((names(temp / "newest") == names(temp / "same")) == (std::string(name) == "vllm/llama-tp2"));
+  }
+}
+
+TEST_CASE("Ranks of SGLang stay such, which an older vLLM loads, too") {
+  const TempDir temp;
+  const fs::path source = testdata("golden/sglang/qwen2_moe-tp2/sharded");
+  const auto job = plan_convert(convert_request(source, temp / "again", to_vllm(1)));
+  CHECK_THAT(joined_notes(*job), Says("the files are for vLLM 0.10.0 or SGLang 0.5.6, which has the same names, and "
+                                      "its tensor-parallel size of 1"));
+}
+
 TEST_CASE("Files of other ranks or parts in the output directory are not mixed with new ones") {
   const TempDir temp;
   const fs::path model = vllm_case("llama-kv2-tp4") / "original";

@@ -291,19 +291,40 @@ std::vector<std::string> names_without_place(const Model& model, const HoldsName
   return names;
 }
 
-void note_served(TargetPlan& plan, const Sizes& sizes, const Form& form) {
+/// Returns a version in words: "vLLM 0.11.0".
+std::string describe_version(std::size_t version) {
+  const std::string_view label = versions()[version];
+  return is_sglang(version) ? fmt::format("SGLang {}", label.substr(kSglang.size())) : fmt::format("vLLM {}", label);
+}
+
+/// Returns the version of SGLang that has the same names as an older vLLM, as an addition to its name; empty if none.
+std::string describe_same_names(const Model& model, const Form& form) {
+  if (is_sglang(form.version) || form.version == 0 || form.expert_parallel) return {};
+  if (!architecture_of(model).in_sglang) return {};
+  const auto stored_names = [&](std::size_t version) {
+    const WrittenNames names = names_of(model, version);
+    std::set<std::string> all;
+    for (const WrittenNames::Entry& entry : names.entries()) all.insert(entry.name);
+    return all;
+  };
+  for (std::size_t version = form.version + 1; version < versions().size(); ++version)
+    if (is_sglang(version) && stored_names(version) == stored_names(form.version))
+      return fmt::format(" or {}, which has the same names,", describe_version(version));
+  return {};
+}
+
+void note_served(TargetPlan& plan, const Model& model, const Sizes& sizes, const Form& form) {
   if (!plan.without_place.empty())
     plan.notes.push_back("left out, as vLLM computes them: " + list_names(plan.without_place));
   for (const auto& [size, name] : sizes.vocabularies)
     if (padded_vocabulary(size) != size)
       plan.notes.push_back(fmt::format("padded the vocabulary from {} to {} with zeros, as vLLM requires", size,
                                        padded_vocabulary(size)));
-  const std::string version = versions()[form.version];
-  plan.notes.push_back(fmt::format(
-      "the files are for {} and its tensor-parallel size of {}{}: {} does not check the size, and refuses other "
-      "names",
-      is_sglang(form.version) ? "SGLang " + version.substr(version.find('-') + 1) : "vLLM " + version, plan.mesh.tp,
-      form.expert_parallel ? " with expert parallelism" : "", is_sglang(form.version) ? "SGLang" : "vLLM"));
+  plan.notes.push_back(
+      fmt::format("the files are for {}{} and its tensor-parallel size of {}{}: {} does not check the size, and "
+                  "refuses other names",
+                  describe_version(form.version), describe_same_names(model, form), plan.mesh.tp,
+                  form.expert_parallel ? " with expert parallelism" : "", is_sglang(form.version) ? "SGLang" : "vLLM"));
 }
 
 /// Returns the names of the embedding and the head, which are equal in all versions.
@@ -348,9 +369,9 @@ bool holds_whole_experts(const Sizes& sizes, const ShardedCheckpoint& shards) {
   });
 }
 
-/// Returns the rules of the newest version whose names match the files.
+/// Sets the version of `form` to the newest one whose names match the files, and returns its rules.
 std::vector<PartitionRule> rules_by_names(const Model& model, const Sizes& sizes, const ShardedCheckpoint& shards,
-                                          Form form) {
+                                          Form& form) {
   const Container& file = shards.files.front().front();
   std::set<std::string_view> held;
   for (const TensorEntry& tensor : file.tensors) held.insert(tensor.name);
@@ -391,6 +412,7 @@ void explain_vllm(Files&, const OptionValues&, ShardedCheckpoint& shards, Checkp
       throw Error(ErrorKind::kBadInput, "according to config.json, " + problem)
           .hint("the last ranks are missing, or config.json belongs to another model");
     shards.rules = {rules_by_names(model, sizes, shards, form)};
+    checkpoint.form.set(version_option().name, versions()[form.version]);
     checkpoint.form.set_flag(kExpertParallel.name, form.expert_parallel);
   } catch (Error& error) {
     throw error.path().empty() ? error.in(checkpoint.path) : error;
@@ -440,7 +462,7 @@ class VllmLayout final : public Layout {
     const std::vector<PartitionRule> rules = rules_of(model, sizes, plan.mesh.tp, form);
     plan.without_place = names_without_place(model, names_in(context.logical));
     plan.map = sharded_target_map(rules, plan.mesh.tp, context.logical, target);
-    note_served(plan, sizes, form);
+    note_served(plan, model, sizes, form);
     return plan;
   }
 

@@ -191,11 +191,13 @@ TargetRequest completed(TargetRequest request, const Checkpoint& source) {
   if (!request.ep && from_ranks && traits.has_experts()) request.ep = source.mesh.ep;
   if (source.layout != request.layout) return request;
   if (!request.format) request.format = source.format;
-  if (!traits.writes_states()) return request;
-  // A run continues with the form in which it was saved; sizes are those of its ranks.
+  // A run continues with the form in which it was saved; sizes are those of its ranks. Weights to be served keep choices,
+  // such as the version of the server, but must be written with the flags of the server that loads them.
   for (const LayoutOption* option : request.layout->options()) {
     const auto own = source.form.all().find(option->name);
-    const bool is_kept = option->type != LayoutOption::Type::kCount || request.tp == source.mesh.tp;
+    const bool is_kept = traits.writes_states()
+                             ? option->type != LayoutOption::Type::kCount || request.tp == source.mesh.tp
+                             : option->type == LayoutOption::Type::kChoice;
     if (is_kept && own != source.form.all().end() && !request.options.has(option->name))
       request.options.set(option->name, own->second);
   }
