@@ -10,6 +10,7 @@
 #   scripts/bench.sh --journal --size 5     a journal every second next to none
 #   scripts/bench.sh --dcp --size 5         torch.distributed.checkpoint with Adam's states; --torch PYTHON for its tool
 #   scripts/bench.sh --nxdi --size 5        pre-sharding for NxD Inference; --numpy PYTHON for a script with numpy next to it
+#   scripts/bench.sh --card                 split, concat and transpose next to memcpy and xtensor: the tables of docs/benchmarks.md
 #   scripts/bench.sh --zero1 --size 5       NxD's training checkpoints with ZeRO-1's states, to other ranks
 #   scripts/bench.sh --help                 all options
 #
@@ -32,11 +33,20 @@ for argument in "$@"; do # a wrong one is told before the build
   previous=$argument
 done
 
+target=bench_files
+if [[ ${1:-} == --card ]]; then
+  target=bench_card
+  if (($# > 1)); then
+    echo "bench.sh: --card takes no other options" >&2
+    exit 2
+  fi
+fi
+
 scripts/install-packages.sh >&2
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 echo "Building into build/release; this takes a few minutes" >&2
-if ! { cmake --preset release -DRESHARD_BUILD_TESTS=ON && cmake --build --preset release --target bench_files; } \
+if ! { cmake --preset release -DRESHARD_BUILD_TESTS=ON && cmake --build --preset release --target "$target"; } \
   >"$log" 2>&1; then
   cat "$log" >&2
   echo "bench.sh: the build failed" >&2
@@ -45,5 +55,8 @@ fi
 rm -f "$log"
 
 revision=$(git describe --always --dirty 2>/dev/null || true)
+if [[ $target == bench_card ]]; then
+  exec build/release/apps/bench/bench_card "$revision"
+fi
 cd "$caller_dir" # paths among the options are the caller's
 exec "$source_dir/build/release/apps/bench/bench_files" --revision "$revision" "$@"
