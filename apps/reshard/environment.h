@@ -22,8 +22,9 @@ inline constexpr Variable kVariables[] = {
      "more",
      "10"},
     {"RESHARD_SIMD",
-     "instruction set of casts and comparisons: one that the machine has, such as `avx2`, or `scalar`. For tests; the "
-     "outputs are the same",
+     "instruction set of casts, comparisons, copies of runs of up to 256 bytes, and transposes: one that the machine "
+     "has, "
+     "such as `avx2`, or `scalar`. For tests; the outputs are the same",
      "the best one"},
     {"NO_COLOR", "if set: no colours, unless `--color always` asks for them", ""},
     {"TERM", "if `dumb` or unset: progress in lines instead of a bar, no colours", ""},
