@@ -241,6 +241,9 @@ TEST_CASE("weights that are cut off, padded, or no weights are named as such") {
       {good.substr(0, good.size() - 1), {"model.safetensors", "cut off", std::to_string(good.size() - 1), size}},
       {good + std::string(8, '\0'), {"model.safetensors", "bytes after its last tensor"}},
       {"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n", {"git-lfs pointer", "git lfs pull"}},
+      {std::string(8, '\0') + good.substr(8), {"model.safetensors", "the header is not valid JSON", "try: "}},
+      {std::string("\x1F\x8B\x08\0\0\0\0\0\2\3", 10) + good,
+       {"is compressed with gzip", "try: unpack it first: gzip -d"}},
       {"PK\x03\x04 and what torch.save writes", {"model.safetensors", "is a zip file", "pytorch_model.bin"}}};
   for (const auto& [bytes, says] : files) {
     write_file(file, bytes);
@@ -253,6 +256,10 @@ TEST_CASE("a model without weights or without config.json is bad input") {
   fs::rename(copy.model / "config.json", copy.model / "config.txt");
   copy.check_fails(3, {"config.json"});
   fs::rename(copy.model / "config.txt", copy.model / "config.json");
+  const std::string config = read_file(copy.model / "config.json");
+  write_file(copy.model / "config.json", config.substr(0, config.size() / 2));
+  copy.check_fails(3, {"is not valid JSON", "try: correct the file, or copy it again from the model; --config"});
+  write_file(copy.model / "config.json", config);
   fs::remove(copy.model / "model.safetensors");
   copy.check_fails(3, {"model.safetensors"});
 }

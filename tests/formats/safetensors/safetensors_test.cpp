@@ -71,7 +71,9 @@ TEST_CASE("Files whose size is not what their header says, and files of other fo
       {"a byte after the last tensor",
        kFile + "x",
        {.says = "has bytes after its last tensor: its header accounts for " + size}},
-      {"a byte after no tensor", safetensors_bytes("{}", "x"), {.says = "has bytes after its last tensor"}},
+      {"a byte after no tensor",
+       safetensors_bytes("{}", "x"),
+       {.says = "has bytes after its last tensor", .hint = "truncate -s 10"}},
       {"a git-lfs pointer",
        "version https://git-lfs.github.com/spec/v1\noid sha256:"
        "4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393\nsize 12345\n",

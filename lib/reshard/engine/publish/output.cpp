@@ -239,7 +239,9 @@ void validate_output(const Stores& stores, const Job& job) {
   const fs::path directory = storage.resolve(job.output_directory);
   const fs::path existing = nearest_existing(storage, directory);
   if (!storage.is_directory(existing))
-    throw Error(ErrorKind::kBadInput, "is not a directory, so outputs cannot be written there").in(existing);
+    throw Error(ErrorKind::kBadInput, "is not a directory, so outputs cannot be written there")
+        .in(existing)
+        .hint("choose another output directory");
   storage.directories().validate_writable(existing);
 
   if (storage.kind_of(job.output_directory) == FileKind::kBrokenLink)

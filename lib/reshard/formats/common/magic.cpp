@@ -44,6 +44,11 @@ void refuse_foreign(std::string_view start, const std::filesystem::path& path) {
     throw Error(ErrorKind::kBadInput, "is an HTML page, not a tensor file")
         .in(path)
         .hint("the download returned an error or login page; fetch the file again");
+  constexpr std::size_t kHeaderOfSafetensors = 8;
+  if (start.starts_with("\x1F\x8B\x08") && start.size() > kHeaderOfSafetensors && start[kHeaderOfSafetensors] != '{')
+    throw Error(ErrorKind::kBadInput, "is compressed with gzip")
+        .in(path)
+        .hint("unpack it first: gzip -d < FILE > OTHER");
   const bool is_text =
       std::none_of(start.begin(), start.end(), [](unsigned char c) { return std::iscntrl(c) && !std::isspace(c); });
   if (tag.starts_with('{') && is_text)

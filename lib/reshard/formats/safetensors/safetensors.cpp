@@ -94,7 +94,9 @@ Container parse_safetensors_header(std::string_view header, std::uint64_t file_b
     throw bad(path, std::string(cut ? "is cut off" : "has bytes after its last tensor") + ": its header accounts for " +
                         (expected_bytes ? std::to_string(*expected_bytes) : std::string("more than 2^64")) +
                         " bytes, the file has " + std::to_string(file_bytes))
-        .hint(cut ? "the download or copy did not finish; fetch the file again" : "");
+        .hint(cut ? "the download or copy did not finish; fetch the file again"
+                  : "fetch the file again; or, if these bytes are padding, cut a copy with truncate -s " +
+                        std::to_string(*expected_bytes));
   }
 
   Container container{

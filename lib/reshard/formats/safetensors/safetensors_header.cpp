@@ -124,7 +124,8 @@ class HeaderReader {
   bool parse_error(std::size_t position, const std::string&, const nlohmann::detail::exception&) {
     throw Error(ErrorKind::kBadInput, "the header is not valid JSON (or not UTF-8)")
         .in(path_)
-        .at_byte(kHeaderLengthBytes + (position > 0 ? position - 1 : 0));
+        .at_byte(kHeaderLengthBytes + (position > 0 ? position - 1 : 0))
+        .hint("the file is damaged, or not safetensors: fetch it again");
   }
 
  private:

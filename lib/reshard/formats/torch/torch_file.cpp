@@ -279,7 +279,8 @@ TorchFile read_torch_file(const Source& source, const fs::path& path) {
   if (start.starts_with("PK\3\4")) return read_torch_archive(source, path);
   refuse_other_formats(start, source.size_bytes(), path);
   if (start[0] == '\x80' || start[0] == 'L') return read_torch_stream(source, path);
-  throw bad_file(path, "is not a file of torch.save: it is neither a zip archive nor a pickle");
+  throw bad_file(path, "is not a file of torch.save: it is neither a zip archive nor a pickle")
+      .hint("the file is damaged, or something is in front of it: fetch it again");
 }
 
 }  // namespace reshard

@@ -69,7 +69,14 @@ ModelConfig empty_model_config(std::string model_type) {
 ModelConfig read_model_config_file(Files& files, const std::filesystem::path& file) {
   ModelConfig config;
   config.path = file;
-  Json content = read_json_file(files, config.path, kMaxConfigBytes, JsonDialect::kPython);
+  Json content;
+  try {
+    content = read_json_file(files, config.path, kMaxConfigBytes, JsonDialect::kPython);
+  } catch (Error& error) {
+    if (error.hint().empty() && error.kind() == ErrorKind::kBadInput)
+      error.hint("correct the file, or copy it again from the model; `config` takes one from elsewhere");
+    throw;
+  }
   config.json = std::make_shared<const Json>(has_model_config(content) ? model_config_of(content) : std::move(content));
   const JsonObject object(*config.json, config.path);
   if (object.has("model_type") && !object.at("model_type").is_null())
