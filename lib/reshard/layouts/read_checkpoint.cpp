@@ -21,11 +21,11 @@
 #include "reshard/layouts/core/strangers.h"
 #include "reshard/layouts/hf/hf_files.h"
 #include "reshard/layouts/interrupted_swap.h"
+#include "reshard/layouts/lone_rank.h"
 #include "reshard/layouts/map/rank_record.h"
 #include "reshard/layouts/names/state_names.h"
 #include "reshard/layouts/peft/adapter_folders.h"
 #include "reshard/layouts/peft/sharded_adapter.h"
-#include "reshard/layouts/ranks/lone_rank.h"
 #include "reshard/layouts/ranks/rank_format.h"
 
 namespace reshard {

@@ -1,4 +1,4 @@
-#include "reshard/layouts/ranks/lone_rank.h"
+#include "reshard/layouts/lone_rank.h"
 
 #include <fmt/format.h>
 
