@@ -147,7 +147,7 @@ TEST_CASE("Ranks of SGLang stay such, which an older vLLM loads, too") {
   const TempDir temp;
   const fs::path source = testdata("golden/sglang/qwen2_moe-tp2/sharded");
   const auto job = plan_convert(convert_request(source, temp / "again", to_vllm(1)));
-  CHECK_THAT(joined_notes(*job), Says("the files are for vLLM 0.10.0 or SGLang 0.5.6, which has the same names, and "
+  CHECK_THAT(joined_notes(*job), Says("the files are for vLLM 0.11.0 or SGLang 0.5.6, which has the same names, and "
                                       "its tensor-parallel size of 1"));
 }
 

@@ -32,7 +32,8 @@ struct RankKey {
 using TensorsByName = std::map<std::string_view, std::uint32_t>;
 
 bool can_be_read(const StoredTensor& tensor) {
-  return has_plain_rows(tensor) && std::find(tensor.shape.begin(), tensor.shape.end(), 0u) == tensor.shape.end();
+  return bits(tensor.dtype) % 8 == 0 && !tensor.shape.empty() &&
+         std::find(tensor.shape.begin(), tensor.shape.end(), 0u) == tensor.shape.end();
 }
 
 std::map<RankKey, TensorsByName> tensors_by_rank(const SourceMap& map) {
@@ -79,16 +80,15 @@ class RankComparison {
       const auto other = b.find(name);
       if (other == b.end()) return 0;
       const StoredTensor &x = map_.stored[stored], &y = map_.stored[other->second];
-      if (x.dtype != y.dtype || x.shape != y.shape) return 0;
+      if (x.dtype != y.dtype || x.shape != y.shape || x.strides() != y.strides()) return 0;
       if (pieces_of(stored) == pieces_of(other->second)) continue;  // replicas, which the run compares
       if (elements(stored) != elements(other->second)) return 0;
       pairs.emplace_back(stored, other->second);
     }
     std::uint64_t varied_bytes = 0;
     for (const auto& [x, y] : pairs) {
-      const Dims zeros(map_.stored[x].shape.size());
       if (is_varied(x)) varied_bytes += map_.stored[x].size_bytes();
-      if (!have_equal_bytes(files_, map_, {x, zeros}, {y, zeros}, map_.stored[x].shape)) return 0;
+      if (!have_equal_bytes(rows_of(x), rows_of(y))) return 0;
     }
     return varied_bytes < kFewestVariedBytes ? 0 : pairs.size();
   }
@@ -116,16 +116,25 @@ class RankComparison {
     return pieces_[stored];
   }
 
-  /// Returns the first elements of the row in the middle.
-  std::vector<std::byte> elements(std::uint32_t stored) {
+  /// Returns the box of `size` at `begin` of a stored tensor as rows along its smallest stride.
+  StoredRows rows_of(std::uint32_t stored, const Dims& begin, const Dims& size) {
     const StoredTensor& tensor = map_.stored[stored];
     const Dims strides = tensor.strides();
     Dims sizes, inner;
     for (const std::size_t dim : dims_by_stride(strides)) {
-      sizes.push_back(tensor.shape[dim]);
+      sizes.push_back(size[dim]);
       inner.push_back(strides[dim]);
     }
-    const StoredRows rows(files_, tensor, 0, sizes, inner);
+    return {files_, tensor, tensor.view().offset(begin), std::move(sizes), std::move(inner)};
+  }
+  StoredRows rows_of(std::uint32_t stored) {
+    const Dims& shape = map_.stored[stored].shape;
+    return rows_of(stored, Dims(shape.size()), shape);
+  }
+
+  /// Returns the first elements of the row in the middle.
+  std::vector<std::byte> elements(std::uint32_t stored) {
+    const StoredRows rows = rows_of(stored);
     return rows.read(rows.count() / 2, 0, std::min({kComparedElems, rows.elems(), rows.part_elems()}));
   }
 
@@ -137,7 +146,7 @@ class RankComparison {
       Dims rest = shape, next(shape.size());
       --rest[d];
       next[d] = 1;
-      if (have_equal_bytes(files_, map_, {stored, Dims(shape.size())}, {stored, next}, rest)) return false;
+      if (have_equal_bytes(rows_of(stored, Dims(shape.size()), rest), rows_of(stored, next, rest))) return false;
     }
     return true;
   }

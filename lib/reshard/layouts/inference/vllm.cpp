@@ -298,14 +298,13 @@ std::string describe_version(std::size_t version) {
 }
 
 /// Returns the version of SGLang that has the same names as an older vLLM, as an addition to its name; empty if none.
-std::string describe_same_names(const Model& model, const Form& form) {
+std::string describe_same_names(const Model& model, const Sizes& sizes, std::uint32_t tp, const Form& form) {
   if (is_sglang(form.version) || form.version == 0 || form.expert_parallel) return {};
   if (!architecture_of(model).in_sglang) return {};
   const auto stored_names = [&](std::size_t version) {
-    const WrittenNames names = names_of(model, version);
-    std::set<std::string> all;
-    for (const WrittenNames::Entry& entry : names.entries()) all.insert(entry.name);
-    return all;
+    std::set<std::string> names;
+    for (const PartitionRule& rule : rules_of(model, sizes, tp, {version})) names.insert(rule.stored_name);
+    return names;
   };
   for (std::size_t version = form.version + 1; version < versions().size(); ++version)
     if (is_sglang(version) && stored_names(version) == stored_names(form.version))
@@ -323,7 +322,7 @@ void note_served(TargetPlan& plan, const Model& model, const Sizes& sizes, const
   plan.notes.push_back(
       fmt::format("the files are for {}{} and its tensor-parallel size of {}{}: {} does not check the size, and "
                   "refuses other names",
-                  describe_version(form.version), describe_same_names(model, form), plan.mesh.tp,
+                  describe_version(form.version), describe_same_names(model, sizes, plan.mesh.tp, form), plan.mesh.tp,
                   form.expert_parallel ? " with expert parallelism" : "", is_sglang(form.version) ? "SGLang" : "vLLM"));
 }
 

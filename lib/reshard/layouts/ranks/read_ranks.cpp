@@ -501,11 +501,11 @@ Checkpoint read_ranks(Files& files, const FoundLayout& found, const ReadContext&
   if (inferred) checkpoint.map.inferred_partition_hint = format.hint_for_replicas;
   if (format.optimizer)
     format.optimizer->read(files, *format.optimizer_in(shards.folder.path), shards, context, checkpoint);
+  validate_ranks_differ(files, shards, context.use, checkpoint);
   if (planned)
     validate_pieces_differ(files, checkpoint.map);
   else if (inferred && !context.options.has(kKvSizeMultiplier.name))  // the replicated tensors are not declared
     validate_heads_differ(files, checkpoint.map, *checkpoint.model);
-  validate_ranks_differ(files, shards, context.use, checkpoint);
   order_tensors(checkpoint);
   if (context.use != ConfigUse::kLenient) validate_head_saved(shards, checkpoint);
   note_left_out(shards, checkpoint);
