@@ -114,6 +114,11 @@ void look_at_output(const Job& job, const CommonArguments& arguments, const Stor
   } catch (Error& error) {
     if (arguments.clean)
       for (const std::string& note : clean(storage, job)) tell(note);
+    if (arguments.resume && error.hint().starts_with("pass `force`"))
+      error.hint(
+          "if an earlier run of this command completed, these are its outputs, and nothing is left to resume; "
+          "otherwise " +
+          error.hint());
     hint_at_dead_runs(error, storage, job);
     throw;
   }

@@ -73,11 +73,6 @@ void JobRun::prepare(std::uint32_t ranks) {
     validate_output(options_.stores, job_);
   } catch (Error& error) {
     hint_at_dead_runs(error, storage, job_);
-    if (options_.resume && error.kind() == ErrorKind::kBadInput && error.hint().starts_with("pass `force`"))
-      error.hint(
-          "if an earlier run of this command was not interrupted, these are its outputs, and nothing is left to "
-          "resume; otherwise " +
-          error.hint());
     throw;
   }
   std::optional<Resumable> earlier;
