@@ -99,6 +99,9 @@ std::string hint_for(const Misfits& misfits, const Model& model) {
   if (model.quant_method.empty() && quantized)
     return "the model is quantised, but config.json has no quantization_config: use the config.json that came with the "
            "weights";
+  // Families without a head fit such a checkpoint, too.
+  const bool lacks_one = misfits.shapes.empty() && misfits.unlisted.empty() && misfits.missing.size() == 1;
+  if (lacks_one && model.family_from == FamilyFrom::kConfig) return hint_for_missing(misfits.missing, model);
   if (const auto others = model.find_other_families ? model.find_other_families() : std::vector<std::string>();
       !others.empty())
     return propose_families(others);
