@@ -187,7 +187,10 @@ class GoldenRun {
     context.options = source.options;
     if (source.with_optimizer) context.beside = Beside::kRead;
     if (const json* expected = expect.find("error")) {
-      check_error(*expected, error_of([&] { read_checkpoint(source.path, context); }));
+      check_error(*expected, error_of([&] {
+        const Checkpoint checkpoint = read_checkpoint(source.path, context);
+        if (checkpoint.unexplained) throw Error(*checkpoint.unexplained);
+      }));
       return;
     }
     const Checkpoint checkpoint = read_checkpoint(source.path, context);

@@ -127,8 +127,8 @@ TEST_CASE("A shards folder is not replaced by what is read from it, or from a fi
   const fs::path rank = "ranks/tensor_parallel_shards/tp_rank_00_pp_rank_00";
   write_safetensors(all / rank / "model.safetensors",
                     read_tensors(all / rank / "model.safetensors"));  // no longer says that it is one of several ranks
-  // Only a model may be made shards of, so the folder that is to go is not the file's to replace.
-  all.check_unchanged(all.request(rank / "model.safetensors", rank, {.force = true}), {.kind = ErrorKind::kUsage});
+  all.check_unchanged(all.request(rank / "model.safetensors", rank, {.force = true}),
+                      {.path = all / rank / "model.safetensors", .says = "is one rank of a sharded checkpoint"});
 }
 
 TEST_CASE("An output directory inside the shards folder that is read is refused, at any depth") {

@@ -86,7 +86,7 @@ TEST_CASE("A single file that is not all of the model is refused when it is shar
   write_safetensors(file, part);
   check_refused([&] { plan_shard(shard_request(file, input / "none", 2)); }, {.tensor = "model.norm.weight"});
   check_error(folder_refusal(input, file), {.tensor = "model.norm.weight"});
-  CHECK_THAT(folder_refusal(input, input.rank_file(0)).what(), Says("is not a directory"));
+  CHECK_THAT(folder_refusal(input, input.rank_file(0)).what(), Says("is one rank of a sharded checkpoint"));
 
   write_file(input / "model/config.json", R"({"model_type": "nobody"})");
   check_refused([&] { plan_shard(shard_request(input / "model/model.safetensors", input / "none", 2)); },

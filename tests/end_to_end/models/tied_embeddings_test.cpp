@@ -162,7 +162,7 @@ TEST_CASE("A head that the ranks have lost, though their metadata lists it, is n
     write_torch(file, tensors);
   }
   check_refused([&] { whole_of(input.path()); }, {.tensor = kOutput,
-                                                  .says = "is in no file, although the metadata lists it",
+                                                  .says = "is missing, but config.json asks for it",
                                                   .hint = "the checkpoint is incomplete",
                                                   .unwritten = input.path().string() + "-whole"});
   merge_json(input.path() / "config.json", {{"tie_word_embeddings", true}});

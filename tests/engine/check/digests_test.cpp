@@ -84,7 +84,9 @@ struct Large {
   }
 
   std::unique_ptr<Job> plan(const fs::path& output, std::uint32_t tp = 2) const {
-    auto job = plan_shard(shard_request(temp / "model", output, tp));
+    Request request = shard_request(temp / "model", output, tp);
+    request.companions = CompanionFiles::kAll;
+    auto job = plan_shard(request);
     job->manifest = true;
     return job;
   }

@@ -25,7 +25,8 @@ TEST_CASE("Ties are set at each level of a nested configuration, and nowhere els
                        "audio_config": {"tie_word_embeddings": false}, "tie_word_embeddings": true}})"));
 }
 
-TEST_CASE("An embedding alone is tied, a head alone if anything says so, and both if every level says so") {
+TEST_CASE(
+    "An embedding alone is tied unless that is denied, a head alone if anything says so, both if every level says so") {
   struct Row {
     SaidTies said;
     HeldWeights held;
@@ -35,13 +36,13 @@ TEST_CASE("An embedding alone is tied, a head alone if anything says so, and bot
   const SaidTies no{false, {}}, denied{false, {{"k", false}}}, yes{true, {}},
       outer{true, {{"k", false}, {"text_config.k", true}}}, inner{false, {{"k", true}, {"text_config.k", false}}};
   const Row rows[] = {
-      {no, HeldWeights::kNeither, false, 0},      {yes, HeldWeights::kNeither, true, 0},
-      {no, HeldWeights::kHead, false, 0},         {yes, HeldWeights::kHead, true, 1},
-      {no, HeldWeights::kEmbedding, true, 1},     {yes, HeldWeights::kEmbedding, true, 0},
-      {no, HeldWeights::kBoth, false, 0},         {yes, HeldWeights::kBoth, true, 0},
-      {outer, HeldWeights::kBoth, false, 1},      {inner, HeldWeights::kBoth, false, 1},
-      {inner, HeldWeights::kEmbedding, true, 1},  {inner, HeldWeights::kHead, true, 1},
-      {denied, HeldWeights::kEmbedding, true, 1}, {denied, HeldWeights::kHead, false, 0},
+      {no, HeldWeights::kNeither, false, 0},       {yes, HeldWeights::kNeither, true, 0},
+      {no, HeldWeights::kHead, false, 0},          {yes, HeldWeights::kHead, true, 1},
+      {no, HeldWeights::kEmbedding, true, 1},      {yes, HeldWeights::kEmbedding, true, 0},
+      {no, HeldWeights::kBoth, false, 0},          {yes, HeldWeights::kBoth, true, 0},
+      {outer, HeldWeights::kBoth, false, 1},       {inner, HeldWeights::kBoth, false, 1},
+      {inner, HeldWeights::kEmbedding, true, 1},   {inner, HeldWeights::kHead, true, 1},
+      {denied, HeldWeights::kEmbedding, false, 0}, {denied, HeldWeights::kHead, false, 0},
   };
   for (const Row& row : rows) {
     CAPTURE(row.said.text(), static_cast<int>(row.held));

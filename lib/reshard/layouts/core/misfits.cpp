@@ -306,13 +306,23 @@ bool holds(std::span<const LogicalTensor> tensors, const std::string& name) {
                      [&](const LogicalTensor& tensor) { return !tensor.constant() && tensor.name == name; });
 }
 
+/// Returns the name of the weight that `parameter` would share if config.json tied the two; empty if there is none.
+std::string untied_partner(const ModelParameter& parameter, const Model& model) {
+  if (!parameter.tied_to.empty()) return model.tied_by_files.value_or(false) ? parameter.tied_to : "";
+  for (const Family::Module& module : model.family->modules)
+    if (!module.tied_to.empty() && parameter.name == module.name + "." + module.parameter)
+      return module.tied_to + "." + module.parameter;
+  return {};
+}
+
 /// Validates that an output head that config.json declares does not exist under another name.
 /// \throws Error kBadInput if the head is missing and an extra tensor is at least as large.
 void validate_head(std::span<const LogicalTensor> tensors, const Model& model, const Misfits& misfits,
                    const std::filesystem::path& where) {
-  if (!model.tied_by_files.value_or(false)) return;
+  if (!misfits.shapes.empty() || misfits.missing.size() > 1) return;
   for (const ModelParameter& parameter : model.parameters) {
-    if (parameter.tied_to.empty() || holds(tensors, parameter.name)) continue;
+    const std::string partner = untied_partner(parameter, model);
+    if (partner.empty() || holds(tensors, parameter.name)) continue;
     for (const LogicalTensor* tensor : misfits.unlisted)
       if (tensor->shape.size() == 2 && parameter.shape.size() == 2 && tensor->shape[1] == parameter.shape[1] &&
           tensor->shape[0] >= parameter.shape[0])
@@ -320,7 +330,7 @@ void validate_head(std::span<const LogicalTensor> tensors, const Model& model, c
             ErrorKind::kBadInput,
             fmt::format(
                 "is missing, though according to config.json it is not tied to {} ({}); {} {} may be this tensor",
-                parameter.tied_to, kTiedKey, printable(tensor->name), to_string(tensor->shape)))
+                partner, kTiedKey, printable(tensor->name), to_string(tensor->shape)))
             .in(where)
             .tensor(parameter.name)
             .hint("rename that tensor (`rename`), or leave it out (`drop`)");
@@ -350,6 +360,7 @@ void validate(std::span<const LogicalTensor> tensors, const Model& model, const 
         .in(where)
         .hint(misfits.missing.empty() ? "fix config.json, or use the config.json that came with the weights"
                                       : "files are missing, or config.json belongs to another model");
+  if (trained || misfits.missing.size() == 1) validate_head(tensors, model, misfits, where);
   if (!fits) {
     const bool chosen = model.family_from != FamilyFrom::kConfig;
     const char* const by = model.family_from == FamilyFrom::kSpec ? "that `spec` describes as" : "of the family";
@@ -359,7 +370,6 @@ void validate(std::span<const LogicalTensor> tensors, const Model& model, const 
                          : error_for(misfits, model, trained);
     throw error.in(where).hint(hint_for(misfits, model) + (chosen || hint.empty() ? "" : "; " + hint));
   }
-  validate_head(tensors, model, misfits, where);
 }
 
 std::vector<std::string> order_of(const Model& model) {

@@ -8,6 +8,7 @@
 #include "reshard/base/error.h"
 #include "reshard/base/json.h"
 #include "reshard/base/strings.h"
+#include "reshard/formats/torch/state_dict.h"
 #include "reshard/specs/parallel/mesh.h"
 
 namespace reshard {
@@ -128,8 +129,10 @@ std::optional<RankRecord> read_record(const Container& file) {
 
 FileMetadata further_metadata(const Container& file) {
   FileMetadata further;
-  for (const auto& [key, value] : file.metadata)
-    if (key != "format" && !key.starts_with("reshard.")) further.emplace_back(key, value);
+  for (const auto& [key, value] : file.metadata) {
+    const bool describes_rank = key == kShardedMetadataKey || key == kGqaQkvMetadataKey || key.starts_with("reshard.");
+    if (key != "format" && !describes_rank) further.emplace_back(key, value);
+  }
   return further;
 }
 
