@@ -322,7 +322,7 @@ TEST_CASE("an output directory that cannot be made is an I/O error") {
 TEST_CASE("a file size limit half-way is an I/O error that names the limit, with nothing left behind") {
   ModelCopy copy;
   const ProgramResult result = run_reshard(copy.shard(), "ulimit -f 8;");
-  check_failed(result, 6, {"model.safetensors", "ulimit -f"});
+  check_failed(result, 6, {"checkpoint.pt", "ulimit -f"});
   CHECK_THAT(result.err, !Says("free some space"));
   CHECK_FALSE(fs::exists(copy.out()));
   for (const auto& entry : fs::directory_iterator(copy.dir.path())) CHECK(entry.path() == copy.model);
