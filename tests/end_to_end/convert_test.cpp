@@ -13,22 +13,24 @@ namespace fs = std::filesystem;
 
 TEST_CASE("Without a mesh the shards keep that of their source, in any layout and format") {
   const Input input({.heads = 8}, {.layout = "optimum", .format = Format::kXser, .tp = 4, .pp = 2}, 2);
-  const auto job = plan_convert(convert_request(input.path(), input / "b", {.layout = "ranks"}));
+  const auto job =
+      plan_convert(convert_request(input.path(), input / "b", {.layout = "ranks", .format = Format::kSafetensors}));
   CHECK(job->mesh.tp == 4);
   CHECK(job->mesh.pp == 2);
   execute(*job, unsynced());
   CHECK(fs::exists(input / "b/tensor_parallel_shards/tp_rank_03_pp_rank_01/model.safetensors"));
   CHECK((read_shards(input / "b") == expected_ranks(input.model, input.tensors, {.tp = 4, .pp = 2})));
-  convert(input.path(), input / "c", {.layout = "ranks", .tp = 2});  // the pipeline's is still the source's
+  convert(input.path(), input / "c",
+          {.layout = "ranks", .format = Format::kSafetensors, .tp = 2});  // the pipeline's is still the source's
   CHECK((read_shards(input / "c") == expected_ranks(input.model, input.tensors, {.tp = 2, .pp = 2})));
 }
 
-TEST_CASE("Without a format, optimum is written in torch's and all else in safetensors") {
+TEST_CASE("Without a format, ranks are written as trainers load them, and whole tensors in safetensors") {
   const Input input;
   convert(input / "model", input / "optimum", {.layout = "optimum", .tp = 2});
   CHECK(fs::exists(input / "optimum/shards/model/dp_rank_00_tp_rank_01_pp_rank_00.pt"));
   convert(input / "model", input / "ranks", {.layout = "ranks", .tp = 2});
-  CHECK(fs::exists(input / "ranks/tensor_parallel_shards/tp_rank_01_pp_rank_00/model.safetensors"));
+  CHECK(fs::exists(input / "ranks/tensor_parallel_shards/tp_rank_01_pp_rank_00/checkpoint.pt"));
   convert(input / "optimum", input / "whole");
   CHECK(fs::exists(input / "whole/model.safetensors"));
 }

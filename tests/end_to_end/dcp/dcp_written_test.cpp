@@ -154,8 +154,7 @@ TEST_CASE("A prefix from under which the model would not come back is refused, w
   }
   for (const std::string prefix :
        {"model", "module", "state_dict.model", "app.model", "state", "ema", "a.optim", "llm"}) {
-    // As a part of a larger model, the name stays.
-    check(known.path(), prefix, prefix == "llm" ? "under the name llm." : "");
+    check(known.path(), prefix, "");
     // Nothing tells the prefix from the names, but for an optimizer that has them.
     for (const char* source : {"unknown", "run"}) {
       const std::vector<std::string> notes = check(temp / source, prefix, "");

@@ -474,6 +474,7 @@ TEST_CASE("Served adapters without lora_alpha, or with 0, have the scale 1") {
   write_safetensors(temp / "lora1/adapter_model.safetensors", {});
   Request request = shard_request(golden / "original", temp / "out", {.tp = 2, .force = true});
   request.adapters = {temp / "lora1"};
+  request.target.format.reset();
   check_refused([&] { plan_shard(request); }, {.kind = ErrorKind::kBadInput,
                                                .path = temp / "lora1/adapter_model.safetensors",
                                                .says = "contains no tensors",
@@ -610,7 +611,7 @@ TEST_CASE("A draft of EAGLE without a head of its own is refused") {
   draft.source.path = temp / "draft";
   draft.source.kind = SourceKind::kWhole;
   draft.source.family = builtin_family("llama_eagle");
-  check_refused([&] { plan_shard(request); }, {.kind = ErrorKind::kUnsupported, .tensor = "lm_head.weight"});
+  check_refused([&] { plan_shard(request); }, {.path = temp / "draft", .says = "missing lm_head.weight"});
 }
 
 /// Writes an adapter of the module, of rank 2, in the dtype.
