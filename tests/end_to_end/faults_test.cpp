@@ -134,7 +134,8 @@ TEST_CASE("A stop during the last flush ends the run before anything is publishe
 }
 
 TEST_CASE("What appears in the output directory while the outputs are written is not replaced without force") {
-  for (const std::string name : {"config.json", "tokenizer/tokenizer.json", "tensor_parallel_shards/mine.txt", "mine.txt"}) {
+  for (const std::string name :
+       {"config.json", "tokenizer/tokenizer.json", "tensor_parallel_shards/mine.txt", "mine.txt"}) {
     DYNAMIC_SECTION(name) {
       Model model;
       if (name != "mine.txt") fs::create_directories(model.output);  // else that appears with it

@@ -255,7 +255,8 @@ TEST_CASE("The state of the trainer that goes along is the step's own, and not w
   const fs::path step = temp / "run" / tag;
   fs::copy(kCase / "original/config.json", temp / "run");
   write_file(temp / "run/trainer_state.json", "{\"global_step\": 9}");
-  for (const char* file : {"README.md", "vocab.txt", "scheduler/run.json"}) write_file(temp / "run" / file, "of the run");
+  for (const char* file : {"README.md", "vocab.txt", "scheduler/run.json"})
+    write_file(temp / "run" / file, "of the run");
   for (const char* file : {"vocab.txt", "scheduler/step.json"}) write_file(step / file, "of the step");
   convert(step, temp / "out", {.layout = "dcp", .with_optimizer = true});
   for (const char* file : {"README.md", "scheduler/run.json"}) CHECK(read_file(temp / "out" / file) == "of the run");

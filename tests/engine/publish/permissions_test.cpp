@@ -347,7 +347,8 @@ TEST_CASE("Outputs of another group than the inputs' are closed to it, and those
   fs::permissions(model.temp / "model/tokenizer/vocab.txt", mode(0640));
   const auto check = [&](const fs::path& output, unsigned folders, unsigned files) {
     shard(shard_request(model.temp / "model", output, 2));
-    for (const fs::path& folder : {fs::path(), fs::path("tokenizer"), kRank}) CHECK(mode_of(output / folder) == folders);
+    for (const fs::path& folder : {fs::path(), fs::path("tokenizer"), kRank})
+      CHECK(mode_of(output / folder) == folders);
     for (const fs::path& file : {kRank / "model.safetensors", fs::path("tokenizer/vocab.txt")})
       CHECK(mode_of(output / file) == files);
   };

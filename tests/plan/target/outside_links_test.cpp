@@ -39,7 +39,8 @@ TEST_CASE("A companion that is a link to outside of the model is left out, and n
   for (const char* kind : {"hf", "ranks", "dcp"}) {
     INFO(kind);
     const auto job = plan_convert(model.request(kind, kind));
-    CHECK_THAT(joined_notes(*job), Says("links to files outside the model are left out: tokenizer/merges.txt, vocab.txt\n"));
+    CHECK_THAT(joined_notes(*job),
+               Says("links to files outside the model are left out: tokenizer/merges.txt, vocab.txt\n"));
     execute(*job, unsynced());
     CHECK(fs::exists(model / kind / "config.json"));
     for (const char* name : {"vocab.txt", "tokenizer/merges.txt"}) CHECK_FALSE(fs::exists(model / kind / name));
