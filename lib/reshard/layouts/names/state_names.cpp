@@ -251,7 +251,7 @@ BareNames bare_names(std::span<const std::string> entries, const OptimizerEntrie
 }
 
 /// A way to read the names.
-struct Candidate {
+struct NameReading {
   std::string program;          // the program that they belong to; empty: the model's own
   bool is_base = false;         // they belong to a model without a head
   bool without_module = false;  // read without kModuleWrapper
@@ -263,11 +263,11 @@ struct Candidate {
 };
 
 /// Returns the better way to read the entries as the model's own names.
-Candidate best_own_candidate(const BareNames& bare, const Names& known) {
-  Candidate best;
+NameReading best_own_candidate(const BareNames& bare, const Names& known) {
+  NameReading best;
   for (const bool is_base : {false, true})
     for (const bool without_module : {best.without_module, !best.without_module}) {
-      Candidate other{"", is_base, without_module, known};
+      NameReading other{"", is_base, without_module, known};
       other.votes = vote(without_module ? bare.without_module : bare.names, is_base ? base_names(known) : known);
       if (other.matches() > best.matches()) best = std::move(other);
     }
@@ -275,7 +275,7 @@ Candidate best_own_candidate(const BareNames& bare, const Names& known) {
 }
 
 /// \throws Error kUnsupported if the names are as likely those of another program.
-Candidate best_candidate(const BareNames& bare, const Family* family) {
+NameReading best_candidate(const BareNames& bare, const Family* family) {
   Names known;
   std::map<std::string, Names> other_programs;
   for (const std::string& model_type : family == nullptr ? known_model_types() : std::vector<std::string>{""}) {
@@ -283,11 +283,11 @@ Candidate best_candidate(const BareNames& bare, const Family* family) {
     known.merge(parameter_names(one));
     add_other_names(one, family != nullptr, other_programs);
   }
-  Candidate best = best_own_candidate(bare, known);
+  NameReading best = best_own_candidate(bare, known);
   const std::vector<std::string>& names = best.without_module ? bare.without_module : bare.names;
   std::string as_good;  // another program with as many matching names
   for (auto& [program, names_there] : other_programs) {
-    Candidate other{program, false, best.without_module, std::move(names_there)};
+    NameReading other{program, false, best.without_module, std::move(names_there)};
     other.votes = vote(names, other.known);
     // If the family is unknown, a few names may match by chance.
     if (family == nullptr && !fits_most(names, other.votes)) continue;
@@ -475,7 +475,7 @@ StateNames find_state_names(std::span<const std::string> stored, const KnownMode
   const std::span<const std::string> entries = renamed.empty() ? stored : std::span(renamed);
   std::set<std::string> wrappers;
   BareNames bare = bare_names(entries, found.optimizer, wrappers);
-  const Candidate best = best_candidate(bare, model.family);
+  const NameReading best = best_candidate(bare, model.family);
   if (best.without_module) {
     bare.names.swap(bare.without_module);
     wrappers.emplace(kModuleWrapper);
