@@ -157,6 +157,16 @@ TEST_CASE("a rank's file without siblings is refused for a later rank, and noted
              Says("has the name of rank 0: if there were other ranks, these are parts of the tensors"));
 }
 
+TEST_CASE("one rank of NxD Inference is refused under any name, since it contains its number") {
+  const TempDir temp;
+  fs::copy(testdata("golden/nxdi/llama-tp4/weights/tp0_sharded_checkpoint.safetensors"), temp / "some.safetensors");
+  for (const char* command : {"convert", "consolidate"})
+    refused(
+        {command, (temp / "some.safetensors").string(), (temp / "out").string()},
+        {"some.safetensors: tensor rank_util.rank: contains a rank's number", "try: give the directory of all ranks"});
+  CHECK_FALSE(fs::exists(temp / "out"));
+}
+
 TEST_CASE("metadata shows that a rank's file is one of several, and replicas do not") {
   const TempDir temp;
   const fs::path shards = temp / "shards", file = shards / "model/dp_rank_00_tp_rank_00_pp_rank_00.pt";

@@ -42,8 +42,14 @@ std::optional<RankRecord> record_of(Files& files, const fs::path& path) {
 /// Returns the rank in the name of a file or its folder, in the forms that this program writes: weights of the first
 /// data-parallel rank.
 std::optional<RankId> rank_by_name(const fs::path& path) {
-  for (const fs::path& name : {path.stem(), path.filename(), path.parent_path().filename()})
-    if (const auto rank = rank_of_name(name.string())) return rank;
+  const std::string name = path.filename().string(), folder = path.parent_path().filename().string();
+  for (const Layout* layout : layouts()) {
+    const RankFormat* const format = layout->ranks();
+    if (format == nullptr) continue;
+    const auto& in_folder = format->files_in_folder;
+    const bool is_in_rank = std::find(in_folder.begin(), in_folder.end(), name) != in_folder.end();
+    if (const auto numbers = format->numbers(is_in_rank ? folder : name)) return rank_of(*numbers);
+  }
   return std::nullopt;
 }
 

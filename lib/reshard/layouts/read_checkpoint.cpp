@@ -114,7 +114,8 @@ std::string hint_for_contents(Files& files, const fs::path& directory) {
   const auto weights = only_weights_file(files, directory);
   if (weights && (*weights == kAdapterSafetensorsFile || *weights == kAdapterPytorchFile))
     return "it contains a LoRA adapter: to shard it, give the directory of its model, and this one as `adapter`";
-  if (weights) return fmt::format("{} in it is a weights file: give that file", printable(*weights));
+  if (weights && !has_rank_name(files, directory / *weights))
+    return fmt::format("{} in it is a weights file: give that file", printable(*weights));
   return hint_for_misplaced_ranks(files, directory);
 }
 
@@ -150,6 +151,15 @@ void validate_no_rank(Files& files, Checkpoint& checkpoint, ConfigUse use) {
         .in(recorded->path)
         .hint(hint_for_one_rank(files, checkpoint.path));
   }
+  const auto number =
+      std::find_if(checkpoint.map.logical.begin(), checkpoint.map.logical.end(),
+                   [](const LogicalTensor& tensor) { return ("." + tensor.name).ends_with(".rank_util.rank"); });
+  if (number != checkpoint.map.logical.end() && use != ConfigUse::kLenient)
+    throw Error(ErrorKind::kBadInput,
+                "contains a rank's number, as the files of NxD Inference do: it is one rank, not a complete model")
+        .in(checkpoint.path)
+        .tensor(number->name)
+        .hint(hint_for_one_rank(files, checkpoint.path));
   const bool is_file = checkpoint.layout == nullptr;
   const auto error = is_file ? explain_part(files, checkpoint.path) : explain_lone_rank(files, checkpoint.path);
   if (!error) return;

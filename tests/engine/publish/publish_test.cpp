@@ -150,6 +150,16 @@ TEST_CASE("A shards folder with what others wrote is refused even with force") {
   check_error(model.refused(model.request(2, true)), {.path = shards, .says = name.begin()->string()});
 }
 
+TEST_CASE("A user's copy of a rank file is kept, although it has the record of the original") {
+  const Model model;
+  shard(model.request());
+  const fs::path rank = model.temp / "out/tensor_parallel_shards/tp_rank_00_pp_rank_00";
+  const char* name = GENERATE("edited.safetensors", "model.safetensors.bak", "tp_rank_00_pp_rank_00.safetensors");
+  fs::copy_file(rank / "model.safetensors", rank / name);
+  check_error(model.refused(model.request(2, true)), {.says = name});
+  CHECK(fs::exists(rank / name));
+}
+
 TEST_CASE("What is of another kind in the place of an output is refused even with force") {
   const Model model;
   const fs::path out = model.temp / "out", shards = out / "tensor_parallel_shards";

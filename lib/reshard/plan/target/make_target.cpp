@@ -280,7 +280,7 @@ TargetPlan make_target(Files& files, Draft& draft, const TargetRequest& request,
     for (std::string& note : idle_option_notes(request, *draft.model, plan)) draft.note(std::move(note));
   for (const std::string& note : plan.notes) draft.note(note);
   if (!plan.loaded_by.empty())
-    draft.note(plan.loaded_by + (draft.was(Applied::Transform::kRename)
+    draft.note(plan.loaded_by + (draft.was(Applied::Transform::kRename) && !draft.layers
                                      ? "; the model that loads them must have the names that `rename` gave"
                                      : ""));
   add_copies(draft, plan.copies);

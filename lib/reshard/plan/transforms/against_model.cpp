@@ -120,7 +120,9 @@ void validate_explained(Draft& draft, const Request& request) {
     validate_against_model(draft.wanted, *draft.model, request.source.path, request.source.extra);
   } catch (Error& error) {
     if (!request.names.renames.empty() || !draft.dropped.empty())
-      throw error.hint("with `rename`, `drop` and `keep`, the remaining tensors must be the model of config.json");
+      throw error.hint(
+          "with `rename`, `drop` and `keep`, the remaining tensors must be the model of config.json; if only some "
+          "layers are left, `renumber-layers` numbers them from 0");
     // Reading the source found all tensors of config.json, so these are additional ones.
     if (source.layout != nullptr && source.layout->traits().needs_no_mesh())
       error.hint(error.hint() + "; to leave out a trainer's other tensors, such as buffers, use `drop`");
