@@ -138,6 +138,20 @@ void refuse_part(Files& files, const fs::path& path) {
   refuse_strange_files(files, path);
 }
 
+/// Refuses whole tensors next to the number of a rank, which NxD Inference stores in each rank's file. No-op if `use` is
+/// kLenient.
+void validate_no_number(Files& files, const Checkpoint& checkpoint, ConfigUse use) {
+  const auto number =
+      std::find_if(checkpoint.map.logical.begin(), checkpoint.map.logical.end(),
+                   [](const LogicalTensor& tensor) { return ("." + tensor.name).ends_with(".rank_util.rank"); });
+  if (number != checkpoint.map.logical.end() && use != ConfigUse::kLenient)
+    throw Error(ErrorKind::kBadInput,
+                "contains a rank's number, as the files of NxD Inference do: it is one rank, not a complete model")
+        .in(checkpoint.path)
+        .tensor(number->name)
+        .hint(hint_for_one_rank(files, checkpoint.path));
+}
+
 /// Refuses whole tensors that are one rank of several, as a file records or names show. If `use` is kLenient, only adds
 /// a note on names; reading the file has noted what it records.
 void validate_no_rank(Files& files, Checkpoint& checkpoint, ConfigUse use) {
@@ -151,18 +165,9 @@ void validate_no_rank(Files& files, Checkpoint& checkpoint, ConfigUse use) {
         .in(recorded->path)
         .hint(hint_for_one_rank(files, checkpoint.path));
   }
-  const auto number =
-      std::find_if(checkpoint.map.logical.begin(), checkpoint.map.logical.end(),
-                   [](const LogicalTensor& tensor) { return ("." + tensor.name).ends_with(".rank_util.rank"); });
-  if (number != checkpoint.map.logical.end() && use != ConfigUse::kLenient)
-    throw Error(ErrorKind::kBadInput,
-                "contains a rank's number, as the files of NxD Inference do: it is one rank, not a complete model")
-        .in(checkpoint.path)
-        .tensor(number->name)
-        .hint(hint_for_one_rank(files, checkpoint.path));
   const bool is_file = checkpoint.layout == nullptr;
   const auto error = is_file ? explain_part(files, checkpoint.path) : explain_lone_rank(files, checkpoint.path);
-  if (!error) return;
+  if (!error) return validate_no_number(files, checkpoint, use);
   if (use != ConfigUse::kLenient) throw Error(*error);
   checkpoint.notes.push_back(error->with_hint());
 }

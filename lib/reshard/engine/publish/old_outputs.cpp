@@ -18,7 +18,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kFirstLine = "reshard old outputs 1\n";
-constexpr std::uint64_t kMaxBytes = std::uint64_t{64} << 20;  // same as for a staging directory's mark
+constexpr std::uint64_t kMaxOldFileBytes = std::uint64_t{64} << 20;  // same as for a staging directory's mark
 
 /// Renaming does not change it. A link is not the file that it leads to.
 std::string stamp_of(Storage& storage, const fs::path& path) {
@@ -47,7 +47,7 @@ OldOutputs OldOutputs::read(Storage& storage, const fs::path& root) {
   OldOutputs old;
   try {
     if (!storage.is_file(root / kOldFile)) return {};
-    const std::string text = read_text_file(storage, root / kOldFile, kMaxBytes);
+    const std::string text = read_text_file(storage, root / kOldFile, kMaxOldFileBytes);
     const auto body = unsealed(kFirstLine, text);
     if (!body) return {};
     using Entries = std::vector<std::pair<std::string_view, std::string_view>>;
