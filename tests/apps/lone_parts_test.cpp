@@ -145,8 +145,8 @@ TEST_CASE("a rank's file that records nothing is refused by its name and its sib
 
 TEST_CASE("a rank's file without siblings is refused for a later rank, and noted for the first") {
   const TempDir temp;
-  const fs::path all = testdata("golden/nxdi/llama-tp4/weights"), out = temp / "out";
-  const char *first = "tp0_sharded_checkpoint.safetensors", *second = "tp1_sharded_checkpoint.safetensors";
+  const fs::path all = testdata("golden/optimum/llama-tp2-pp2/sharded/shards/model"), out = temp / "out";
+  const char *first = "dp_rank_00_tp_rank_00_pp_rank_00.pt", *second = "dp_rank_00_tp_rank_01_pp_rank_00.pt";
   for (const char* name : {first, second}) {
     fs::create_directories(temp / "of" / name);
     fs::copy_file(all / name, temp / "of" / name / name);
