@@ -167,7 +167,8 @@ void validate_no_rank(Files& files, Checkpoint& checkpoint, ConfigUse use) {
   }
   const bool is_file = checkpoint.layout == nullptr;
   const auto error = is_file ? explain_part(files, checkpoint.path) : explain_lone_rank(files, checkpoint.path);
-  if (!error) return validate_no_number(files, checkpoint, use);
+  if (!error && is_file) validate_no_number(files, checkpoint, use);
+  if (!error) return;
   if (use != ConfigUse::kLenient) throw Error(*error);
   checkpoint.notes.push_back(error->with_hint());
 }

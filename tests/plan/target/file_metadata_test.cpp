@@ -111,6 +111,10 @@ TEST_CASE("A key without which no program can use the tensors is an error where 
   write_with_metadata(temp / "wide/model.safetensors", wide, kAo);
   check_refused([&] { convert(temp / "wide", temp / "out", {.dtype = DType::kBF16}); },
                 {.kind = ErrorKind::kUnsupported, .says = {"tensor_names", "in another dtype"}, .hint = "`dtype`"});
+  Request fewer = convert_request(temp / "wide", temp / "out");
+  fewer.names.drop.emplace_back("drop", "^c$");
+  check_refused([&] { plan_convert(fewer); },
+                {.kind = ErrorKind::kUnsupported, .says = {"tensor_names", "without some of them"}, .hint = "`drop`"});
   CHECK_FALSE(fs::exists(temp / "out"));
 }
 
@@ -179,7 +183,7 @@ TEST_CASE("No key of any file's metadata is lost in silence, however files are d
   }
   RequestFields to{.options = {"max-shard-size=" + std::to_string(one_of(random, {100, 1000, 1000000}))}};
   if (random() % 3 == 0) to = {.layout = random() % 2 ? "ranks" : "dcp"};
-  if (to.layout == "ranks") to.tp = 1;
+  if (to.layout == "ranks") to = {.layout = "ranks", .format = Format::kSafetensors, .tp = 1};
   const auto job = plan_convert(convert_request(temp / "in", temp / "out", to));
   execute(*job, unsynced());
   const std::string notes = joined_notes(*job);

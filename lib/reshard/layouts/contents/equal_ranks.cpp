@@ -161,27 +161,25 @@ class RankComparison {
 std::optional<Error> find_equal_ranks(Files& files, const SourceMap& map, std::vector<std::string>& notes) {
   const std::map<RankKey, TensorsByName> ranks = tensors_by_rank(map);
   RankComparison comparison(files, map);
-  std::map<std::pair<std::uint32_t, std::string>, std::vector<const RankKey*>> alike;  // by stage and sample
+  std::map<std::pair<std::uint32_t, std::string>, const RankKey*> alike;  // the first rank by stage and sample
   for (const auto& [key, tensors] : ranks) {
-    std::vector<const RankKey*>& others = alike[{key.pp_rank, comparison.sample(tensors)}];
-    for (const RankKey* other : others) {
-      const std::size_t count = comparison.equal_tensors(ranks.at(*other), tensors);
-      if (count == 0) continue;
-      if (key.tp_rank == other->tp_rank) {
-        notes.push_back(fmt::format(
-            "expert-parallel ranks {} and {} have equal experts: unless they were initialised so, one rank file was "
-            "copied over the other",
-            other->ep_rank, key.ep_rank));
-        break;
-      }
+    const auto [first, is_new] = alike.emplace(std::pair(key.pp_rank, comparison.sample(tensors)), &key);
+    if (is_new) continue;
+    const RankKey* const other = first->second;
+    const std::size_t count = comparison.equal_tensors(ranks.at(*other), tensors);
+    if (count == 0) continue;
+    if (key.tp_rank == other->tp_rank)
+      notes.push_back(fmt::format(
+          "expert-parallel ranks {} and {} have equal experts: unless they were initialised so, one rank file was "
+          "copied over the other",
+          other->ep_rank, key.ep_rank));
+    else
       return Error(ErrorKind::kBadInput,
                    fmt::format("tensor-parallel ranks {} and {} have the same bytes, although they should have "
                                "different parts of {} tensor{}",
                                other->tp_rank, key.tp_rank, count, count == 1 ? "" : "s"))
           .in(map.files[map.stored[tensors.begin()->second].file].path)
           .hint("one rank file was copied over the other: copy the right file of each rank here");
-    }
-    others.push_back(&key);
   }
   return std::nullopt;
 }

@@ -101,7 +101,10 @@ void validate_has_tensors(const Checkpoint& checkpoint) {
 void validate_not_emptied(const Checkpoint& checkpoint, const NameRules& rules) {
   std::vector<std::string> names =
       emptied_parameters(checkpoint.map.logical, checkpoint.model ? &*checkpoint.model : nullptr);
-  std::erase_if(names, [&](const std::string& name) { return is_dropped(rules, name); });
+  std::erase_if(names, [&](const std::string& name) {
+    const auto old = checkpoint.old_names.find(name);  // rules match the names in the files
+    return is_dropped(rules, old == checkpoint.old_names.end() ? name : old->second);
+  });
   if (!names.empty()) throw emptied_error(names).in(checkpoint.path);
 }
 

@@ -18,7 +18,7 @@ namespace {
 struct NeededKey {
   const char* key;
   const char* meaning;      // a clause
-  bool describes_elements;  // a cast makes it wrong
+  bool describes_elements;  // a cast, or a tensor that is left out, makes it wrong
 };
 constexpr NeededKey kNeededKeys[] = {
     // torchao/prototype/safetensors/safetensors_support.py, unflatten_tensor_state_dict
@@ -94,17 +94,27 @@ void validate_metadata(Draft& draft, const LayoutTraits& target, const TargetPla
         .in(file_with(draft.source.map, key).path)
         .hint(fmt::format("convert it to layout {} in safetensors", whole_layout().traits().name));
   }
-  const bool is_renamed = draft.was(Applied::Transform::kRename), is_cast = draft.was(Applied::Transform::kCast);
+  struct Change {
+    Applied::Transform transform;
+    bool of_elements;  // harmless to a key that does not describe the elements
+    const char* how;
+    const char* hint;
+  };
+  using enum Applied::Transform;
+  constexpr Change kChanges[] = {{kRename, false, "under other names", "leave out `rename`"},
+                                 {kDrop, true, "without some of them", "leave out `drop` and `keep`"},
+                                 {kCast, true, "in another dtype", "leave out `dtype`"}};
   const std::set<std::shared_ptr<const FileMetadata>> files(metadata.begin(), metadata.end());
   for (const NeededKey& needed : kNeededKeys) {
     const bool is_there =
         std::any_of(files.begin(), files.end(), [&](const auto& one) { return one && has_key(*one, needed.key); });
-    if (is_there && (is_renamed || (is_cast && needed.describes_elements)))
-      throw Error(ErrorKind::kUnsupported,
-                  fmt::format("its metadata has \"{}\", {}: it describes them as they are, not {}", needed.key,
-                              needed.meaning, is_renamed ? "under other names" : "in another dtype"))
-          .in(file_with(draft.source.map, needed.key).path)
-          .hint(is_renamed ? "leave out `rename`" : "leave out `dtype`");
+    for (const Change& change : kChanges)
+      if (is_there && draft.was(change.transform) && (needed.describes_elements || !change.of_elements))
+        throw Error(ErrorKind::kUnsupported,
+                    fmt::format("its metadata has \"{}\", {}: it describes them as they are, not {}", needed.key,
+                                needed.meaning, change.how))
+            .in(file_with(draft.source.map, needed.key).path)
+            .hint(change.hint);
   }
   if (!noted.empty())
     draft.note(fmt::format("left out {} of the source's metadata, which the files of this output do not have: {}",
