@@ -158,7 +158,7 @@ class Documents(unittest.TestCase):
     def test_replicas_that_differ(self):
         """A norm of rank 1 is changed, so that replicas differ."""
         shards = self.path("shards")
-        run("shard", MODEL, shards, "--tp", "2")
+        run("shard", MODEL, shards, "--tp", "2", "--format", "safetensors")
         file = next(pathlib.Path(shards).glob("*/tp_rank_01*/model.safetensors"))
         content = bytearray(file.read_bytes())
         length = int.from_bytes(content[:8], "little")
