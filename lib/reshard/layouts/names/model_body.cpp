@@ -89,7 +89,7 @@ void validate_elsewhere(const Body& body, std::span<const std::string> entries, 
         copies.insert(std::move(prefix));
       else if (!looks_for_copies && copies.count(prefix) == 0)
         throw Error(ErrorKind::kBadInput,
-                    fmt::format("may be the model\'s {}, but has the prefix {}, and the other tensors {}",
+                    fmt::format("may be the model's {}, but has the prefix {}, and the other tensors {}",
                                 printable(name), printable(prefix), printable(body.prefix)))
             .tensor(entries[i])
             .hint(kHintForPrefixes);
