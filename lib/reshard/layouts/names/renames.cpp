@@ -1,24 +1,25 @@
 #include "reshard/layouts/names/renames.h"
 
 #include <algorithm>
+#include <compare>
+#include <cstddef>
 #include <set>
 #include <string_view>
 #include <unordered_set>
 
-#include "reshard/base/strings.h"
+#include "reshard/layouts/names/known_names.h"
 #include "reshard/specs/family/resolve_family.h"
 
 namespace reshard {
 namespace {
 
-/// Returns the names of a model's parameters, with stars for numbers, also as a model without a head has them.
-std::unordered_set<std::string> names_of_models(const Family* family) {
-  constexpr std::string_view kBase = "model.";
-  std::unordered_set<std::string> known;
+/// Returns the names of a model's parameters, also as a model without a head has them.
+Names names_of_models(const Family* family) {
+  Names known;
   const auto add = [&](const Family& one) {
     for (const std::string& name : parameter_names(one)) {
       known.insert(name);
-      if (name.starts_with(kBase)) known.insert(name.substr(kBase.size()));
+      if (name.starts_with(kModelPrefix)) known.insert(name.substr(kModelPrefix.size()));
     }
   };
   if (family != nullptr)
@@ -28,19 +29,25 @@ std::unordered_set<std::string> names_of_models(const Family* family) {
   return known;
 }
 
-constexpr std::size_t kUnknown = 4096;  // more parts than any name has
+/// How far names are from those of a model: first the number of unknown names, then that of parts before known ones.
+struct Distance {
+  std::size_t unknown = 0, parts = 0;
 
-/// Returns the number of parts before the longest suffix of `name` that is known; kUnknown if none is.
-std::size_t unknown_parts(const std::string& name, const std::unordered_set<std::string>& known) {
-  std::string_view rest = name;
-  std::size_t parts = 0;
-  while (known.count(with_stars(rest)) == 0) {
-    ++parts;
-    const std::size_t dot = rest.find('.');
-    if (dot == rest.npos) return kUnknown;
-    rest.remove_prefix(dot + 1);
+  friend auto operator<=>(const Distance&, const Distance&) = default;
+};
+
+template <typename AnyNames>
+Distance distance_of(const AnyNames& names, const KnownNames& known) {
+  Distance distance;
+  for (const auto& name : names) {
+    const auto prefix = known.prefix_bytes(std::string(name));
+    if (prefix)
+      distance.parts +=
+          static_cast<std::size_t>(std::count(name.begin(), name.begin() + static_cast<std::ptrdiff_t>(*prefix), '.'));
+    else
+      ++distance.unknown;
   }
-  return parts;
+  return distance;
 }
 
 }  // namespace
@@ -56,11 +63,9 @@ bool reveals_model(std::span<const std::string> names, const Rename& rename, con
     if (other.empty() || !renamed.insert(std::move(other)).second) return false;
   }
   if (!changes) return false;
-  const std::unordered_set<std::string> known = names_of_models(family);
-  std::size_t before = 0, after = 0;
-  for (const std::string_view name : distinct) before += unknown_parts(std::string(name), known);
-  for (const std::string& name : renamed) after += unknown_parts(name, known);
-  return after < before;
+  const Names of_models = names_of_models(family);
+  const KnownNames known(of_models);
+  return distance_of(renamed, known) < distance_of(distinct, known);
 }
 
 }  // namespace reshard
