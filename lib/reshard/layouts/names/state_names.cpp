@@ -441,16 +441,36 @@ void note_removed(const std::set<std::string>& wrappers, std::size_t extra_state
   if (extra_states > 0) notes.push_back(fmt::format("left out {}, which is not a weight", kExtraState));
 }
 
+/// Whether the caller's new names reveal the model, if need be without words that trainers put before all names. Such
+/// words are then removed from `names` and added to `wrappers`.
+/// \param tensors  the number of names that are those of tensors.
+bool reveals_inside(std::vector<std::string>& names, std::size_t tensors, const KnownModel& model,
+                    std::set<std::string>& wrappers) {
+  std::vector<std::string> inner = names;
+  std::set<std::string> words;
+  while (!inner.empty() && model.rename != nullptr) {
+    if (reveals_model(std::span(inner).first(tensors), model.rename, model.family)) {
+      names = std::move(inner);
+      wrappers.merge(words);
+      return true;
+    }
+    const std::string word = inner.front().substr(0, inner.front().find('.')), prefix = word + ".";
+    if (!is_one_of(word, kOuterWords) || !have_prefix(inner, prefix)) return false;
+    for (std::string& name : inner) name.erase(0, prefix.size());
+    words.insert(word);
+  }
+  return false;
+}
+
 /// Returns the names of the model's entries in `entries` as the caller renames them, if that reveals the model; empty
-/// otherwise. Entries of the training state keep their names.
+/// otherwise. Entries of the training state keep their names. Adds words that it removes to `wrappers`.
 std::vector<std::string> renamed_entries(std::span<const std::string> entries, const KnownModel& model,
-                                         const OptimizerEntries& optimizer) {
-  if (model.rename == nullptr) return {};
+                                         const OptimizerEntries& optimizer, std::set<std::string>& wrappers) {
   std::vector<std::string> bare;
   for (const std::string& entry : entries)
     if (!is_training_state(entry, optimizer))
       bare.push_back(without_parts(entry, [](std::string_view part) { return is_one_of(part, kWrappers); }));
-  if (!reveals_model(bare, model.rename, model.family)) return {};
+  if (!reveals_inside(bare, bare.size(), model, wrappers)) return {};
   std::vector<std::string> renamed;
   auto name = bare.begin();
   for (const std::string& entry : entries)
@@ -471,9 +491,9 @@ StateNames find_state_names(std::span<const std::string> stored, const KnownMode
                             std::span<const std::string> beside) {
   StateNames found;
   found.optimizer = OptimizerEntries(stored, beside);
-  const std::vector<std::string> renamed = renamed_entries(stored, model, found.optimizer);
-  const std::span<const std::string> entries = renamed.empty() ? stored : std::span(renamed);
   std::set<std::string> wrappers;
+  const std::vector<std::string> renamed = renamed_entries(stored, model, found.optimizer, wrappers);
+  const std::span<const std::string> entries = renamed.empty() ? stored : std::span(renamed);
   BareNames bare = bare_names(entries, found.optimizer, wrappers);
   const NameReading best = best_candidate(bare, model.family);
   if (best.without_module) {
@@ -550,7 +570,7 @@ OldNames take_out_wrappers(std::span<Container* const> containers, const KnownMo
   }
   const std::size_t tensors = old.size();
   for (const std::string* name : further) old.push_back(without_words(*name));
-  const bool renames = reveals_model(std::span(old).first(tensors), model.rename, model.family);
+  const bool renames = reveals_inside(old, tensors, model, wrappers);
   std::vector<std::string> names = old;
   if (renames)
     for (std::string& name : names) name = model.rename(name);
