@@ -32,8 +32,7 @@ constexpr Unsupported kUnsupportedKinds[] = {
     {"_rebuild_nested_tensor", "is a nested tensor"},
     {"_rebuild_qtensor", "is quantised"},
     {"_rebuild_meta_tensor_no_storage", "has no data (device meta)",
-     "it was on the meta device, as parameters are that Accelerate has offloaded: its values are not in this file; "
-     "load "
+     "it was on the meta device, like parameters that Accelerate has offloaded: its values are not in this file; load "
      "the whole model on one device before saving it, or save it with Accelerate's save_model"},
     {"_rebuild_wrapper_subclass", "is a subclass of Tensor, such as DTensor, which has a separate format",
      "for an FSDP rank file, give the directory that contains the files of all ranks; otherwise save it as a plain "

@@ -315,7 +315,7 @@ std::string untied_partner(const ModelParameter& parameter, const Model& model) 
 }
 
 /// Validates that an output head that config.json declares does not exist under another name.
-/// \throws Error kBadInput if the head is missing and an extra tensor is at least as large.
+/// \throws Error kBadInput if only the head is missing and an extra tensor is at least as large.
 void validate_head(std::span<const LogicalTensor> tensors, const Model& model, const Misfits& misfits,
                    const std::filesystem::path& where) {
   if (!misfits.shapes.empty() || misfits.missing.size() > 1) return;

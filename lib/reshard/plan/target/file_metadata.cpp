@@ -101,7 +101,7 @@ void validate_metadata(Draft& draft, const LayoutTraits& target, const TargetPla
     const char* hint;
   };
   using enum Applied::Transform;
-  constexpr Change kChanges[] = {{kRename, false, "under other names", "leave out `rename`"},
+  constexpr Change kChanges[] = {{kRename, false, "under other names", "leave out `rename` and `renumber-layers`"},
                                  {kDrop, true, "without some of them", "leave out `drop` and `keep`"},
                                  {kCast, true, "in another dtype", "leave out `dtype`"}};
   const std::set<std::shared_ptr<const FileMetadata>> files(metadata.begin(), metadata.end());
