@@ -106,6 +106,12 @@ TEST_CASE("for options of other programs that mean something else a hint names o
             "layouts with --disable-embedding-parallelization: ranks"},
            {{"--batch_size", "1"}, "try: leave it out: it does not change the weights"},
            {{"--seq-len", "64"}, "try: leave it out: it does not change the weights"},
+           {{"--world_size", "8"}, "try: leave it out: --tp, --pp and --ep say how many ranks there are"},
+           {{"--use_xser", "True"}, "try: --format xser; for False, leave it out"},
+           {{"--async_save", "True"}, "try: leave it out: reshard ends when all files are written"},
+           {{"--lazy_load", "True"}, "try: leave it out: reshard reads no more at a time than fits into --max-memory"},
+           {{"--transformer_layer_cls", "X"}, "try: leave it out: the layers are found without it"},
+           {{"--resume_from_checkpoint", "x"}, "try: give the path without an option, as the first argument"},
        }) {
     INFO(each.options.front());
     CHECK_THAT(refused(joined({"shard", kModel, "o", "--tp", "2"}, each.options)), Says(each.hint));

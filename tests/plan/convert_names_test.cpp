@@ -242,5 +242,47 @@ TEST_CASE(
   CHECK_THAT(joined_notes(*plan_convert(input.request("lm_head", true))), Says("`renumber-layers` has no effect"));
 }
 
+TEST_CASE("A note says which key of config.json gives layers another kind of attention under their new numbers") {
+  struct Row {
+    const char* config;
+    const char* drop;  // layers of four
+    const char* noted;
+  };
+  const Row rows[] = {{R"({"sliding_window_pattern": 2})", "[02]", "sliding_window_pattern"},
+                      {R"({"sliding_window_pattern": 2})", "[01]", ""},
+                      {R"({"sliding_window_pattern": 2})", "[23]", ""},
+                      {R"({"sliding_window_pattern": 2, "layer_types": ["a", "b", "c", "d"]})", "[02]", ""},
+                      {R"({"sliding_window_pattern": "LLG"})", "[02]", "sliding_window_pattern"},
+                      {R"({"no_rope_layer_interval": 3})", "[13]", "no_rope_layer_interval"},
+                      {R"({"no_rope_layer_interval": 0})", "[13]", ""},
+                      {R"({"max_window_layers": 2, "use_sliding_window": true})", "[01]", "max_window_layers"},
+                      {R"({"max_window_layers": 2, "use_sliding_window": true})", "[13]", "max_window_layers"},
+                      {R"({"max_window_layers": 4, "use_sliding_window": true})", "[02]", ""},
+                      {R"({"max_window_layers": 2, "use_sliding_window": false})", "[01]", ""}};
+  for (const Row& row : rows) DYNAMIC_SECTION(row.config << " without layers " << row.drop) {
+      const FourLayers input;
+      merge_json(input / "model/config.json", {{"layer_types", nullptr}});
+      merge_json(input / "model/config.json", nlohmann::json::parse(row.config));
+      const std::string notes = joined_notes(*plan_convert(input.request("layers\\." + std::string(row.drop), true)));
+      if (*row.noted == '\0')
+        CHECK_THAT(notes, !Says("another kind of attention"));
+      else
+        CHECK_THAT(notes, Says(std::string("another kind of attention, according to ") + row.noted));
+    }
+}
+
+TEST_CASE("A note says that layers have other names than programs look for, unless a rename gives them these") {
+  const Input input;
+  Request request = convert_request(input / "model", input / "bare", {.layout = "hf"});
+  add_rename(request, "^model[.]=");
+  CHECK_THAT(joined_notes(*plan_convert(request)),
+             Says("`rename` gives layers the names layers.*") && Says("look for model.layers.*"));
+  convert(request);
+  Request back = convert_request(input / "bare", input / "again", {.layout = "hf"});
+  CHECK_THAT(joined_notes(*plan_convert(back)), !Says("look for"));
+  add_rename(back, "^(layers|embed|norm)=model.$1");
+  CHECK_THAT(joined_notes(*plan_convert(back)), !Says("look for"));
+}
+
 }  // namespace
 }  // namespace reshard::test

@@ -260,6 +260,25 @@ TEST_CASE("The configurations of a model's parts say the new dtype too, and noth
   }
 }
 
+TEST_CASE("A note names code that config.json asks for and the output lacks") {
+  const Checkpoints all;
+  auto config = nlohmann::ordered_json::parse(all.config());
+  config["auto_map"] = {{"AutoConfig", "configuration_x.XConfig"}, {"AutoModel", "modeling_x.X"}};
+  all.set_config(config.dump());
+  write_file(all / "model/modeling_x.py", "x = 1\n");
+  Request request = all.request("model", "out");
+  const std::string missing = "code of the model is missing next to config.json: configuration_x.py;";
+  const std::string left = "`companions` none leaves out code of the model: modeling_x.py;";
+  CHECK_THAT(joined_notes(*plan_convert(request)), Says(missing) && !Says("modeling_x.py"));
+  request.companions = CompanionFiles::kNone;
+  CHECK_THAT(joined_notes(*plan_convert(request)), Says(missing) && Says(left));
+  write_file(all / "out/modeling_x.py", "x = 1\n");
+  CHECK_THAT(joined_notes(*plan_convert(request)), Says(missing) && !Says(left));
+  write_file(all / "model/configuration_x.py", "x = 1\n");
+  request.companions = CompanionFiles::kModel;
+  CHECK_THAT(joined_notes(*plan_convert(request)), !Says("code of the model"));
+}
+
 TEST_CASE("NaN and infinities in config.json come through every command, byte for byte where it is copied") {
   const Checkpoints all;
   const std::string odd = R"("low": -Infinity, "odd": {"NaN": NaN, "s": "Infinity"},)", plain = all.config().substr(1);

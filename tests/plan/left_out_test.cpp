@@ -90,6 +90,10 @@ TEST_CASE("Tensors that rules drop or rename away are counted, where config.json
       for (const char* text : row.keep) request.names.keep.emplace_back("keep", text);
       CHECK(model.notes(request, kAsksFor) == row.notes);
       CHECK(model.notes(request, "missing").empty());
+      request.allow_missing = true;
+      const bool misses = !row.notes.empty();
+      CHECK(model.notes(request, "missing") ==
+            Notes{std::string("`allow-missing` has no effect: no ") + (misses ? "other " : "") + "tensor is missing"});
     }
 }
 

@@ -190,6 +190,16 @@ TEST_CASE("Code that configs name comes along, with the modules that it imports 
   CHECK(found.left == Paths{"layers/unused.py", "other.py", "tokenization_y.py", "top.py"});
 }
 
+TEST_CASE("Hidden files are never copied, and a note names them where everything else is") {
+  MemoryFiles files;
+  for (const char* name : {"config.json", ".gitattributes", ".cache/x", "sub/.env", "sub/readme.txt"})
+    files.write(fs::path("m") / name, "x");
+  CHECK(companion_files(files, "m", CompanionFiles::kModel).notes.empty());
+  const Companions all = companion_files(files, "m", CompanionFiles::kAll);
+  CHECK(names_of(all) == Paths{"config.json", "sub/readme.txt"});
+  CHECK(all.notes == Paths{"hidden files are left out: .cache, .gitattributes, sub/.env"});
+}
+
 TEST_CASE("The checkpoint that is read and the one that is written stay behind without a note") {
   MemoryFiles files;
   for (const std::string& name : {std::string("config.json"), "step_9/" + kRank, std::string("step_9/done"),

@@ -282,7 +282,8 @@ void validate_output(const Stores& stores, const Job& job) {
                             present.size() == 1 ? "one output already exists" : "some outputs already exist",
                             list_names(present)))
         .in(directory)
-        .hint("pass `force` to replace them, or choose another output directory");
+        .hint(std::string("pass `force` to replace ") + (present.size() == 1 ? "it" : "them") +
+              ", or choose another output directory");
   if (!present.empty() && !job.manifest && is_taken(storage, directory / kManifestFile))
     throw Error(ErrorKind::kBadInput, "describes files that would be replaced, and would no longer be valid")
         .in(directory / kManifestFile)

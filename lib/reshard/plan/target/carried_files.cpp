@@ -131,15 +131,28 @@ void carry_tokenizer(Carrier& carrier) {
   note_old_tokenizer(carrier, directories);
 }
 
-/// Copies the code that the config.json that the user gave names.
-void carry_code(Carrier& carrier) {
-  auto& [files, draft, output_directory, carried] = carrier;
-  const Checkpoint& source = draft.source;
-  if (!source.config_given || source.config.filename() != kConfigFile) return;
+/// Copies the code that the config.json that the user gave names. Notes code that config.json names and the output
+/// lacks.
+void carry_code(Carrier& carrier, CompanionFiles wanted) {
+  Files& files = carrier.files;
+  const Checkpoint& source = carrier.draft.source;
+  if (source.config.filename() != kConfigFile) return;
   const fs::path directory = source.config.parent_path();
-  if (files.is_same(directory, source.directory) || files.is_same(directory, output_directory)) return;
-  for (const fs::path& file : model_code(files, directory))
-    replace_copy(carried.copied_files, {directory / file, file, files.size_bytes(directory / file)});
+  if (files.is_same(directory, carrier.output_directory)) return;
+  const ModelCode code = model_code(files, directory);
+  if (source.config_given && wanted != CompanionFiles::kNone && !files.is_same(directory, source.directory))
+    for (const fs::path& file : code.files)
+      replace_copy(carrier.carried.copied_files, {directory / file, file, files.size_bytes(directory / file)});
+  const auto note = [&](const std::vector<fs::path>& paths, const char* what) {
+    std::vector<std::string> names;
+    for (const fs::path& path : paths)
+      if (!files.exists(carrier.output_directory / path)) names.push_back(path.string());
+    if (!names.empty())
+      carrier.draft.note(fmt::format("{}: {}; without it, the model cannot be loaded as its configuration says", what,
+                                     list_names(names)));
+  };
+  note(code.missing, "code of the model is missing next to config.json");
+  if (wanted == CompanionFiles::kNone) note(code.files, "`companions` none leaves out code of the model");
 }
 
 /// A trainer that resumes from the output would read files that another save left there.
@@ -280,10 +293,8 @@ CarriedFiles carry_files(Files& files, Draft& draft, const Layout& layout, const
     weights = weights_in(files, source.directory);
   }
   carry_config(carrier);
-  if (wanted != CompanionFiles::kNone) {
-    carry_tokenizer(carrier);
-    carry_code(carrier);
-  }
+  if (wanted != CompanionFiles::kNone) carry_tokenizer(carrier);
+  carry_code(carrier, wanted);
   if (!source.states.empty() && layout.traits().writes_states())
     for (CopiedFile& file : trainer_files(files, source)) replace_copy(carried.copied_files, std::move(file));
   if (!source.states.empty() && layout.traits().writes_groups_alone()) validate_no_trainer_files(carrier);

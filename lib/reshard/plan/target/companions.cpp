@@ -161,6 +161,7 @@ class Collector {
 
   void collect(const fs::path& directory, const fs::path& relative, const Entries& entries) {
     for (const auto& [name, kind, is_link] : entries) {
+      if (name.starts_with(".") && wanted_ == CompanionFiles::kAll) hidden_.push_back((relative / name).string());
       if (name.starts_with(".") || is_of_shards(files_, directory, name)) continue;
       if (kind == FileKind::kDirectory && is_link) {
         // A link may point anywhere, even back here.
@@ -190,6 +191,7 @@ class Collector {
     note(linked_folders_, "a folder that is a link is", "folders that are links are");
     note(broken_links_, "a broken link is", "broken links are");
     note(others_, "an entry that is not a regular file is", "entries that are not regular files are");
+    note(hidden_, "a hidden file is", "hidden files are");
     note(denied_, "a folder without read permission is", "folders without read permission are");
     return std::move(found_);
   }
@@ -237,8 +239,8 @@ class Collector {
     if (!leads_to(files_, folder, left_out_)) checkpoints_.push_back(relative.string());
   }
 
-  std::array<std::vector<std::string>*, 5> kinds_of_left_out() {
-    return {&checkpoints_, &denied_, &linked_folders_, &broken_links_, &others_};
+  std::array<std::vector<std::string>*, 6> kinds_of_left_out() {
+    return {&checkpoints_, &denied_, &hidden_, &linked_folders_, &broken_links_, &others_};
   }
 
   Files& files_;
@@ -247,7 +249,8 @@ class Collector {
   const std::vector<fs::path>& left_out_;
   Companions found_;
   std::vector<fs::path> unwanted_;
-  std::vector<std::string> checkpoints_, denied_, linked_folders_, broken_links_, others_;  // left out, by kind
+  std::vector<std::string> checkpoints_, denied_, hidden_, linked_folders_, broken_links_,
+      others_;  // left out, by kind
 };
 
 }  // namespace
@@ -259,7 +262,7 @@ bool has_weights_ending(std::string_view file_name) {
 Companions companion_files(Files& files, const fs::path& directory, CompanionFiles wanted,
                            const std::vector<fs::path>& left_out) {
   const std::vector<fs::path> code =
-      wanted == CompanionFiles::kAll ? std::vector<fs::path>{} : model_code(files, directory);
+      wanted == CompanionFiles::kAll ? std::vector<fs::path>{} : model_code(files, directory).files;
   Collector collector(files, wanted, code, left_out);
   collector.collect(directory, {}, files.list(directory));
   return std::move(collector).take();

@@ -177,11 +177,12 @@ bool belongs_to_model(const std::string& relative) {
   return matches(relative, [](Use) { return true; });
 }
 
-std::vector<fs::path> model_code(Files& files, const fs::path& directory) {
+ModelCode model_code(Files& files, const fs::path& directory) {
   constexpr std::uint64_t kMaxCodeBytes = std::uint64_t{1} << 20;
   constexpr std::size_t kMostFiles = 256;  // models with code of their own have up to 20
   std::set<fs::path> found, tried;
-  std::vector<fs::path> modules = named_modules(files, directory);
+  const std::vector<fs::path> named = named_modules(files, directory);
+  std::vector<fs::path> modules = named;
   const auto read = [&](const fs::path& file) {
     if (found.size() >= kMostFiles || !tried.insert(file).second) return;
     std::string text;
@@ -203,7 +204,13 @@ std::vector<fs::path> model_code(Files& files, const fs::path& directory) {
     read(file += ".py");
     for (fs::path package = module; !package.empty(); package = package.parent_path()) read(package / "__init__.py");
   }
-  return {found.begin(), found.end()};
+  std::set<fs::path> missing;
+  for (const fs::path& module : named) {
+    fs::path file = module;
+    file += ".py";
+    if (is_module(module) && found.count(file) == 0 && found.count(module / "__init__.py") == 0) missing.insert(file);
+  }
+  return {{found.begin(), found.end()}, {missing.begin(), missing.end()}};
 }
 
 }  // namespace reshard

@@ -19,10 +19,15 @@ bool is_tokenizer_setting(const std::string& file_name);
 /// Whether a file belongs to the model, by its path relative to the model's directory. Does not cover model_code.
 bool belongs_to_model(const std::string& relative);
 
+/// Python files, as sorted paths relative to the model's directory.
+struct ModelCode {
+  std::vector<std::filesystem::path> files;    // existing ones
+  std::vector<std::filesystem::path> missing;  // files that a config names, and that do not exist or cannot be read
+};
+
 /// Returns the Python files that the configs in `directory` name (auto_map, custom_pipelines, the types in
-/// modules.json), and those that these import relatively, as relative paths of existing files, sorted. Ignores code of
-/// other repositories and files that cannot be read.
+/// modules.json), and those that these import relatively. Ignores code of other repositories.
 /// \throws Error kIo on a disk fault.
-std::vector<std::filesystem::path> model_code(Files& files, const std::filesystem::path& directory);
+ModelCode model_code(Files& files, const std::filesystem::path& directory);
 
 }  // namespace reshard

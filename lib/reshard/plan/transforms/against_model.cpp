@@ -69,6 +69,16 @@ Model renamed_model(const Draft& draft, const NameRules& rules, std::span<const 
   return instantiate(draft.source.language_model, names);
 }
 
+/// Notes names under which programs would not find the model's layers.
+void note_moved_layers(Draft& draft, const Model& renamed) {
+  const Checkpoint& source = draft.source;
+  if (!source.language_model.family) return;
+  const std::string &usual = source.language_model.family->layers, &now = renamed.family->layers;
+  if (now == usual || now == source.model->family->layers) return;
+  draft.note(fmt::format("`rename` gives layers the names {}.*; programs that load a model of family {} look for {}.*",
+                         now, renamed.family->model_type, usual));
+}
+
 /// Validates tensors that are not split, or whose split is recorded in files: some may be missing, and others may be
 /// added.
 void validate_complete(Draft& draft, const Request& request) {
@@ -81,6 +91,7 @@ void validate_complete(Draft& draft, const Request& request) {
   const Model model = renamed_model(draft, request.names, source.map.logical);
   const Misfits misfits = find_misfits(draft.wanted, model);
   validate_shapes(draft, misfits);
+  note_moved_layers(draft, model);
   // When training checkpoints are read, this was noted already, unless they may change.
   if (!misfits.unlisted.empty() && request.source.extra == ExtraTensors::kRefuse &&
       (!source.beside_model || !request.names.empty() || request.allow_missing)) {
@@ -89,7 +100,8 @@ void validate_complete(Draft& draft, const Request& request) {
     draft.note("config.json does not explain these tensors: " + list_names(unlisted));
   }
   const std::vector<std::string> missing = missing_tensors(draft, misfits, request.names);
-  if (missing.empty()) return note_idle("no tensor is missing");
+  if (missing.empty())
+    return note_idle(misfits.missing.empty() ? "no tensor is missing" : "no other tensor is missing");
   const std::string what = missing.size() == 1
                                ? "1 tensor that config.json asks for is missing"
                                : fmt::format("{} tensors that config.json asks for are missing", missing.size());

@@ -22,6 +22,37 @@ std::optional<std::uint64_t> layer_in(std::string_view name, std::string_view la
   return parse_unsigned(name.substr(0, name.find('.')), kMaxLayers - 1);
 }
 
+/// Returns the number of layers after which their kinds repeat, according to a value of config.json; 0 if none.
+std::uint64_t period_in(const Json& value) {
+  if (value.is_string()) return value.get_ref<const std::string&>().size();  // "LLLG"
+  return value.is_number_unsigned() ? value.get<std::uint64_t>() : 0;
+}
+
+/// Keys of config.json by which every nth layer has another attention, whose parameters have the same shapes.
+constexpr const char* kPeriodKeys[] = {"sliding_window_pattern", "no_rope_layer_interval",
+                                       "global_attn_every_n_layers"};
+
+/// Returns the keys by which a layer has another kind of attention under its new number.
+std::vector<std::string> keys_of_kinds(const Json& config, const KeptLayers& layers) {
+  std::vector<std::string> keys;
+  if (const Json* const types = find_key(config, "layer_types"); types != nullptr && types->is_array()) return keys;
+  const auto add_if = [&](const char* key, const auto& kind) {
+    for (std::uint64_t i = 0; i < layers.kept.size(); ++i)
+      if (kind(i) != kind(layers.kept[i])) return keys.emplace_back(key), void();
+  };
+  for (const char* key : kPeriodKeys) {
+    const Json* const value = find_key(config, key);
+    if (const std::uint64_t period = value != nullptr ? period_in(*value) : 0)
+      add_if(key, [&](std::uint64_t layer) { return layer % period; });
+  }
+  constexpr const char* kFull = "max_window_layers";  // the first layers, without a window
+  const Json* const uses_window = find_key(config, "use_sliding_window");
+  const Json* const full = find_key(config, kFull);
+  if (uses_window != nullptr && *uses_window == true && full != nullptr && full->is_number_unsigned())
+    add_if(kFull, [&](std::uint64_t layer) { return layer < full->get<std::uint64_t>(); });
+  return keys;
+}
+
 /// Returns the keys of config.json that the expressions of a family use.
 std::vector<std::string> keys_of(const Family& family) {
   std::set<std::string> keys;
@@ -56,8 +87,9 @@ template <typename AnyJson>
 bool cut_list(AnyJson& list, const KeptLayers& layers) {
   AnyJson left = AnyJson::array();
   if (is_list_of_layers(list, layers.all)) {
+    const std::set<std::uint64_t> listed(list.begin(), list.end());
     for (std::size_t i = 0; i < layers.kept.size(); ++i)
-      if (std::find(list.begin(), list.end(), layers.kept[i]) != list.end()) left.push_back(i);
+      if (listed.count(layers.kept[i]) > 0) left.push_back(i);
   } else if (list.size() == layers.count || list.size() == layers.all) {
     for (const std::uint64_t layer : layers.kept)
       if (layer < list.size()) left.push_back(list[layer]);
@@ -127,6 +159,7 @@ std::optional<KeptLayers> find_kept_layers(const Checkpoint& source, const std::
   if (layers.count > layers.all || (layers.count < layers.all && counts.size() != 2)) return std::nullopt;
   if (layers.count < layers.all) layers.more = counts.back();
   layers.lists = keys_of(*family);
+  layers.kinds = keys_of_kinds(*source.language_model.config.json, layers);
   return layers;
 }
 

@@ -20,7 +20,9 @@ struct KeptLayers {
   std::uint64_t all = 0;            // with them
   std::string key;                  // key of config.json with `count`
   std::string more;                 // key with the number of layers of multi-token prediction; empty: none
-  std::vector<std::string> lists;   // keys that the family uses, apart from keys with the word "layer" in them
+  /// Keys by which some layer that is kept has another kind of attention under its new number.
+  std::vector<std::string> kinds;
+  std::vector<std::string> lists;  // keys that the family uses, apart from keys with the word "layer" in them
 
   bool are_first() const { return kept.empty() || kept.back() + 1 == kept.size(); }
 };

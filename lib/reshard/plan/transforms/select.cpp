@@ -61,6 +61,11 @@ void select_layers(Draft& draft, const NameRules& rules, const std::vector<bool>
     return;
   }
   if (layers->are_first() || rules.renumber_layers) {
+    if (!layers->kinds.empty())
+      draft.note(
+          fmt::format("under their new numbers, some layers have another kind of attention, according to {} in "
+                      "config.json; a list `layer_types` there would be cut with the layers",
+                      list_names(layers->kinds)));
     draft.layers = std::move(layers);
     return;
   }

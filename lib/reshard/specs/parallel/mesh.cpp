@@ -56,7 +56,7 @@ PipelinePartition partition_by_cuts(std::uint64_t layers, const Mesh& mesh, cons
   if (cuts.size() + 1 != mesh.stages())
     throw fail(fmt::format("{} cuts make {} stages, but `pp` {} × `vpp` {} asks for {}", cuts.size(), cuts.size() + 1,
                            mesh.pp, mesh.vpp, mesh.stages()),
-               fmt::format("give {} cuts", mesh.stages() - 1));
+               fmt::format("give {} cut{}", mesh.stages() - 1, mesh.stages() == 2 ? "" : "s"));
   if (layers == 0)
     throw fail("the model has no stack of layers to cut",
                "leave it out, or describe the model with `spec` and \"layers\"");
