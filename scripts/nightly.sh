@@ -161,6 +161,7 @@ run_same() {
   # shellcheck disable=SC2064 # the directory of now
   trap "git worktree remove --force '$tree/old' || true; rm -rf '$tree'" EXIT
   git worktree add --detach "$tree/old" "$old_commit"
+  "$tree/old/scripts/install-packages.sh" # which may need what is no longer needed
   local source
   for source in "$tree/old" .; do
     cmake -S "$source" -B "$source/build/same" -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_UNITY_BUILD=ON \
