@@ -111,7 +111,7 @@ struct MpiFamily {
   const char* mpirun;
   const char* srun;
 };
-constexpr std::array kFamilies = {
+constexpr std::array kMpiFamilies = {
     MpiFamily{"mpich", "MPICH's mpirun (Debian: mpirun.mpich)", "srun --mpi=pmi2"},
     MpiFamily{"openmpi", "Open MPI's mpirun (Debian: mpirun.openmpi)", "srun --mpi=pmix"}};
 
@@ -125,7 +125,7 @@ std::vector<fs::path> plugin_directories() {
 std::vector<Plugin> plugin_places(const Launcher& launcher, const Environment& environment) {
   const char* named = environment("RESHARD_MPI_PLUGIN");
   if (named != nullptr && *named != '\0') return {{"", fs::absolute(named)}};
-  std::array families = kFamilies;
+  std::array families = kMpiFamilies;
   std::stable_partition(families.begin(), families.end(),
                         [&](const MpiFamily& f) { return f.name == launcher.family; });
   std::vector<Plugin> places;
@@ -181,7 +181,7 @@ Error wrong_size(const Launcher& launcher, const ReshardMpiWorld& world, const s
   const std::string family = family_of(world);
   const bool is_srun = launcher.name.starts_with("srun");
   std::string how = "the launcher of that MPI";
-  for (const MpiFamily& known : kFamilies)
+  for (const MpiFamily& known : kMpiFamilies)
     if (family == known.name)
       how = is_srun ? fmt::format("{} or {}", known.srun, known.mpirun)
                     : fmt::format("{} or {}", known.mpirun, known.srun);
