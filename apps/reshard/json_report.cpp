@@ -140,7 +140,7 @@ Document job_document(const Job& job, const OutputSpace& space, const RunResult*
   for (const std::string& note : mean_notes(job, result)) json["notes"].push_back(with_options(note));
   if (result != nullptr) {
     for (const std::string& note : divergent_notes(result->divergent)) json["notes"].push_back(with_options(note));
-    for (const std::string& note : overflow_notes(*result)) json["notes"].push_back(with_options(note));
+    for (const std::string& note : loss_notes(*result)) json["notes"].push_back(with_options(note));
     for (const std::string& note : result->notes) json["notes"].push_back(with_options(note));
     json["divergent_replicas"] = divergent_document(result->divergent);
     json["resumed_bytes"] = result->resumed_bytes;

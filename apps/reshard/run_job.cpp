@@ -62,7 +62,7 @@ void print_report(const Job& job, const CommonArguments& arguments, const Output
   try {
     if (arguments.talks()) print_notes(divergent_notes(result.divergent));
     if (arguments.talks()) print_notes(mean_notes(job, &result));
-    if (arguments.talks()) print_notes(overflow_notes(result));
+    if (arguments.talks()) print_notes(loss_notes(result));
     if (arguments.talks()) print_notes(result.notes);
     if (arguments.json)
       print_output(to_text(job_document(job, space, &result)));
@@ -217,21 +217,26 @@ std::vector<std::string> mean_notes(const Job& job, const RunResult* result) {
                       list_names(linears))};
 }
 
-std::vector<std::string> overflow_notes(const RunResult& result) {
-  if (result.saturated.empty()) return {};
-  std::uint64_t values = 0;
-  std::vector<std::string> tensors;
-  for (const auto& [tensor, count] : result.saturated) {
-    values += count;
-    tensors.push_back(tensor);
-  }
-  return {
-      fmt::format("{} of {} {} beyond the range of the new dtype and replaced by its largest finite value: {}. "
-                  "--overflow error stops "
-                  "at the first one",
-                  values == 1 ? "1 value" : fmt::format("{} values", values),
-                  tensors.size() == 1 ? "1 tensor" : fmt::format("{} tensors", tensors.size()),
-                  values == 1 ? "was" : "were", list_names(tensors))};
+/// Notes values that a cast could not represent.
+std::vector<std::string> loss_notes(const RunResult& result) {
+  std::vector<std::string> notes;
+  const auto note = [&](const std::vector<std::pair<std::string, std::uint64_t>>& lost, const char* what,
+                        const char* advice) {
+    std::uint64_t values = 0;
+    std::vector<std::string> tensors;
+    for (const auto& [tensor, count] : lost) {
+      values += count;
+      tensors.push_back(tensor);
+    }
+    if (!tensors.empty())
+      notes.push_back(fmt::format("{} of {} {} {}: {}{}", values == 1 ? "1 value" : fmt::format("{} values", values),
+                                  tensors.size() == 1 ? "1 tensor" : fmt::format("{} tensors", tensors.size()),
+                                  values == 1 ? "was" : "were", what, list_names(tensors), advice));
+  };
+  note(result.saturated, "beyond the range of the new dtype and replaced by its largest finite value",
+       ". --overflow error stops at the first one");
+  note(result.zeroed, "too small for the new dtype and became 0", "; bfloat16 has the range of float32");
+  return notes;
 }
 
 void run_job(const Command& command, const std::function<std::unique_ptr<Job>()>& plan,

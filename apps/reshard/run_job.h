@@ -22,7 +22,7 @@ void print_notes(const std::vector<std::string>& notes);
 /// null), otherwise on those whose lora_A differed.
 std::vector<std::string> mean_notes(const Job& job, const RunResult* result);
 /// Notes on values that a cast replaced because they were out of range.
-std::vector<std::string> overflow_notes(const RunResult& result);
+std::vector<std::string> loss_notes(const RunResult& result);
 
 /// Returns notes on replicas that differ: one sentence for all that drifted, and the first of the others.
 std::vector<std::string> divergent_notes(const std::vector<Divergence>& divergent);

@@ -248,15 +248,36 @@ TEST_CASE("A dtype casts no scales of hqq") {
   CHECK(cast.at("n.scale").dtype == DType::kF16);
 }
 
+TEST_CASE("Tensors of which more than a hundredth becomes 0 are reported, with the number of values") {
+  const TempDir temp;
+  const float tiny = std::ldexp(1.0f, -25);  // the largest that float16 rounds to 0
+  TensorMap tensors;
+  const auto add = [&](const std::string& name, std::size_t zeroed) {
+    std::vector<float> values(500, 1.0f);
+    for (std::size_t i = 0; i < zeroed; ++i) values[i] = i % 2 == 0 ? tiny : -tiny;
+    values[498] = 0.0f, values[499] = std::nextafter(tiny, 1.0f);
+    tensors[name] = {DType::kF32, {500}, floats(values)};
+  };
+  add("none", 0), add("few", 5), add("some", 6), add("most", 498);
+  write_safetensors(temp / "in/model.safetensors", tensors);
+  const auto zeroed = [&](DType dtype) { return convert(temp / "in", temp / name(dtype), {.dtype = dtype}).zeroed; };
+  CHECK((zeroed(DType::kF16) == std::vector<std::pair<std::string, std::uint64_t>>{{"most", 498}, {"some", 6}}));
+  CHECK(zeroed(DType::kBF16).empty());
+}
+
 TEST_CASE("Shares and resumed runs count the values that do not fit as one run does") {
   const TempDir temp;
   std::vector<float> values(3 * 700 * 800, 1.5f);
   for (std::size_t i = 0; i < values.size(); i += 1000) values[i] = -1e30f;
+  for (std::size_t i = 1; i < values.size(); i += 50) values[i] = 1e-30f;
   write_safetensors(temp / "in/model.safetensors", {{"big", {DType::kF32, {3, 700, 800}, floats(values)}},
                                                     {"fits", {DType::kF32, {2}, floats({1, -2})}}});
   const auto job = plan_convert(convert_request(temp / "in", temp / "out", {.dtype = DType::kF16}));
   const std::vector expected{std::pair(std::string("big"), std::uint64_t{1680})};
-  CHECK((execute(*job, unsynced()).saturated == expected));
+  const std::vector expected_zeroed{std::pair(std::string("big"), std::uint64_t{33600})};
+  const RunResult alone = execute(*job, unsynced());
+  CHECK((alone.saturated == expected));
+  CHECK((alone.zeroed == expected_zeroed));
   const std::uint32_t count = GENERATE(2u, 5u);
   const auto parts = plan_convert(convert_request(temp / "in", temp / "parts", {.dtype = DType::kF16}));
   JobRun run(*parts, unsynced());
@@ -267,7 +288,9 @@ TEST_CASE("Shares and resumed runs count the values that do not fit as one run d
     run.finish(report);
     merge(merged, read_report(report_bytes(report), parts->target));
   }
-  CHECK((run.publish(std::move(merged)).saturated == expected));
+  const RunResult shared = run.publish(std::move(merged));
+  CHECK((shared.saturated == expected));
+  CHECK((shared.zeroed == expected_zeroed));
 }
 
 TEST_CASE("A dtype that cannot be cast is unsupported by name, unless it is left out or has that dtype already") {

@@ -414,8 +414,12 @@ RunResult JobRun::publish(ShareReport report) {
             [](const Divergence& a, const Divergence& b) { return a.text < b.text; });
   for (const std::size_t transfer : report.inexact)
     result.inexact.push_back(job_.program.transfers[transfer].result(job_.maps())->name);
-  for (const Saturated& one : report.saturated)
-    result.saturated.emplace_back(job_.program.transfers[one.transfer].result(job_.maps())->name, one.values);
+  for (const auto& [transfer, values] : report.lost) {
+    const LogicalTensor& tensor = *job_.program.transfers[transfer].result(job_.maps());
+    if (values.saturated > 0) result.saturated.emplace_back(tensor.name, values.saturated);
+    if (values.zeroed > num_elems(tensor.shape).value_or(0) / 100)
+      result.zeroed.emplace_back(tensor.name, values.zeroed);
+  }
   result.files = output_files(job_).size();
   const std::uint64_t all_read_bytes = job_.program.read_bytes + job_.program.check_bytes;
   result.read_bytes = all_read_bytes - std::min(all_read_bytes, resumed_read_bytes_);

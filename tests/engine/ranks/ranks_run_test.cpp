@@ -410,17 +410,18 @@ TEST_CASE("A report is the same after it was sent, and any part of its bytes is 
   ShareReport report = run.run({1, 3});
   report.divergent.push_back({"t", "differs", true, 0.5, 0.25, 3, 4});
   report.inexact = {2, 5};
-  report.saturated = {{2, 7}};
+  report.lost = {{2, {7, 3}}};
   report.hashing_seconds = 0.5;
   const std::string whole = report_bytes(report);
   const ShareReport sent = read_report(whole, job->target);
   CHECK(report_bytes(sent) == whole);
   CHECK(to_hex(sha256(std::as_bytes(std::span(whole)))) ==
-        "890e0f50d34354a99c9d457ce1440a5cc568128c9f67e21a8b5226734864c392");
+        "796e1bbf26ec6f11217263b98b94465cee3b66c4969c0dc1735a005726aeafac");
   CHECK(sent.crcs == report.crcs);
   CHECK(sent.written_files == report.written_files);
   CHECK(sent.inexact == report.inexact);
-  CHECK(sent.saturated.at(0).values == 7);
+  CHECK(sent.lost.at(0).values.saturated == 7);
+  CHECK(sent.lost.at(0).values.zeroed == 3);
   CHECK(sent.divergent.at(0).text == "differs");
   const auto check_bad = [](std::string_view bytes, const reshard::TargetMap& target) {
     CHECK(error_of([&] { read_report(bytes, target); }).kind() == ErrorKind::kBadInput);

@@ -152,6 +152,38 @@ Bytes cast_with_guards(DType from, const Bytes& in, std::size_t in_skew, std::si
   return result;
 }
 
+TEST_CASE("Zeros of either sign are counted, in each float of whole bytes, and no other values") {
+  constexpr std::uint64_t kSeed = 11;
+  INFO("seed " << kSeed);
+  std::mt19937_64 random(kSeed);
+  for (const DTypeRow& row : kDTypes) {
+    const auto format = float_format(row.dtype);
+    if (!format || row.bits < 8) continue;
+    INFO(row.name);
+    Codes codes;
+    for (int i = 0; i < 1001; ++i) {
+      const std::uint64_t small = random() % 3;  // 0, and the two smallest subnormals
+      codes.push_back(i % 2 == 0 ? random() : small | (random() % 2 == 0 ? 0 : format->sign_mask()));
+      if (row.bits < 64) codes.back() &= (std::uint64_t{1} << row.bits) - 1;
+    }
+    const Bytes in = pack(row.dtype, codes);
+    std::uint64_t expected = 0;
+    for (const std::uint64_t code : codes) {
+      const Number number = number_of(row.dtype, code);
+      if (number.kind == Number::Kind::kFinite && number.significand == 0) ++expected;
+    }
+    CHECK(expected > 50);
+    CHECK(count_zeros(row.dtype, in) == expected);
+    CHECK(count_zeros(row.dtype, {}) == 0);
+  }
+  CHECK(rounds_to_zero(DType::kF32, DType::kF16));
+  CHECK(rounds_to_zero(DType::kBF16, DType::kF8E5M2));
+  CHECK(rounds_to_zero(DType::kF64, DType::kF32));
+  CHECK_FALSE(rounds_to_zero(DType::kF32, DType::kBF16));
+  CHECK_FALSE(rounds_to_zero(DType::kF16, DType::kF32));
+  CHECK_FALSE(rounds_to_zero(DType::kI32, DType::kF16));
+}
+
 TEST_CASE("Vectors give what the scalar cast gives, for every count and alignment, and write nothing else") {
   constexpr std::uint64_t kSeed = 97;
   constexpr std::size_t kCount = 131;

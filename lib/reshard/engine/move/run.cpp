@@ -127,27 +127,28 @@ class Mover {
     const LogicalTensor& tensor = shared_.program.transfers[item.transfer].tensor(shared_.maps);
     const std::uint64_t block_bytes = num_bytes(tensor.dtype, item.at.box.size).value_or(0);
     const Findings findings = evaluator_.take_findings();
-    const std::uint64_t saturated = std::exchange(saturated_, 0) + findings.overflows;
-    if (findings.inexact || saturated > 0) {
+    Lost lost = std::exchange(lost_, {});
+    lost.saturated += findings.overflows;
+    if (findings.inexact || lost.any()) {
       const std::lock_guard lock(shared_.failure_mutex);
       if (findings.inexact) shared_.inexact.insert(item.transfer);
-      if (saturated > 0) shared_.saturated[item.transfer] += saturated;
+      if (lost.any()) shared_.lost[item.transfer] += lost;
     }
-    if (shared_.ledger) note_block(item, block_bytes, done, findings.inexact, saturated);
+    if (shared_.ledger) note_block(item, block_bytes, done, findings.inexact, lost);
     if (shared_.options.lots) shared_.options.lots->did(block_bytes);
   }
 
   /// Reports a block to the ledger.
   /// \param block_bytes  size in the tensor's input dtype.
   void note_block(const BlockQueue::Item& item, std::uint64_t block_bytes, std::uint64_t written_bytes, bool is_inexact,
-                  std::uint64_t saturated) {
+                  const Lost& lost) {
     UnitReport block = writer_.take_noted();
     block.unit = item.unit;
     block.written_bytes = written_bytes;
     block.divergent = evaluator_.take_noted();
     if (leaf_) block.leaves.push_back(*std::exchange(leaf_, std::nullopt));
     if (is_inexact && written_bytes > 0) block.inexact.push_back(item.transfer);
-    if (saturated > 0) block.saturated.push_back({item.transfer, saturated});
+    if (lost.any()) block.lost.push_back({item.transfer, lost});
     shared_.ledger->add(block, block_bytes);
   }
 
@@ -204,7 +205,9 @@ class Mover {
     const auto overflowed = cast_elements(tensor.dtype, block, to, result, Overflow::kError);
     if (overflowed && shared_.options.overflow == Overflow::kError)
       fail_overflow(transfer, "its element " + to_string(at.index_of(overflowed->first)), to);
-    if (overflowed) saturated_ += overflowed->count;
+    if (overflowed) lost_.saturated += overflowed->count;
+    if (const std::uint64_t zeros = rounds_to_zero(tensor.dtype, to) ? count_zeros(to, result) : 0; zeros > 0)
+      lost_.zeroed += zeros - count_zeros(tensor.dtype, block);
     return result;
   }
 
@@ -223,7 +226,7 @@ class Mover {
   BlockWriter writer_;
   Sha256 hash_;
   std::optional<UnitReport::Leaf> leaf_;  // leaf of the current block
-  std::uint64_t saturated_ = 0;           // values of the current block that its cast saturated
+  Lost lost_;                             // values of the current block
   const Transfer* transfer_ = nullptr;    // transfer of the last block
 };
 
@@ -313,7 +316,7 @@ ShareReport run_blocks(const ProgramMaps& maps, const Program& program, const st
   for (std::uint32_t file = 0; file < shared.written.size(); ++file)
     if (shared.written[file]) report.written_files.push_back(file);
   report.inexact.assign(shared.inexact.begin(), shared.inexact.end());
-  for (const auto& [transfer, values] : shared.saturated) report.saturated.push_back({transfer, values});
+  for (const auto& [transfer, values] : shared.lost) report.lost.push_back({transfer, values});
   return report;
 }
 

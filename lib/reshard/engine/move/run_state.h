@@ -100,7 +100,7 @@ struct RunState {
   /// Replicas with a permitted difference: a map and its indices of the stored and the logical tensor.
   std::set<std::tuple<const SourceMap*, std::uint32_t, std::uint32_t>> divergent;
   std::set<std::size_t> inexact;                            // transfers with Findings::inexact
-  std::map<std::size_t, std::uint64_t> saturated;           // transfer → values; `failure_mutex` guards all four
+  std::map<std::size_t, Lost> lost;                         // keyed by transfer; `failure_mutex` guards all four
   std::map<const Reading*, std::weak_ptr<KeptInput>> kept;  // alive while a thread computes with it
   FilePool<Source> sources;
   FilePool<Source> others;  // of ProgramMaps::against

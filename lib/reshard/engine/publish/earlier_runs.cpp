@@ -217,8 +217,8 @@ void validate_unit(const UnitReport& unit, const Job& job) {
   const bool fits = unit.written_bytes <= job.program.write_bytes &&
                     std::all_of(unit.files.begin(), unit.files.end(), below(target.files.size())) &&
                     std::all_of(unit.inexact.begin(), unit.inexact.end(), below(job.program.transfers.size())) &&
-                    std::all_of(unit.saturated.begin(), unit.saturated.end(),
-                                [&](const Saturated& one) { return one.transfer < job.program.transfers.size(); }) &&
+                    std::all_of(unit.lost.begin(), unit.lost.end(),
+                                [&](const LostIn& one) { return one.transfer < job.program.transfers.size(); }) &&
                     std::all_of(unit.crcs.begin(), unit.crcs.end(),
                                 [&](const UnitReport::Crc& crc) { return crc.stored < target.stored.size(); }) &&
                     std::all_of(unit.leaves.begin(), unit.leaves.end(), [&](const UnitReport::Leaf& leaf) {

@@ -20,7 +20,7 @@ namespace reshard {
 namespace {
 
 constexpr std::string_view kFamily = "reshard journal ";
-constexpr std::string_view kJournalLine = "reshard journal 3\n";
+constexpr std::string_view kJournalLine = "reshard journal 4\n";
 
 Format format_of(const TargetMap& map) {
   using Encoding = TargetFile::Encoding;

@@ -25,17 +25,16 @@ struct Sparse {
   static auto fields(auto& self) {
     auto& report = self.report;
     return std::tie(report.written_bytes, report.hashing_seconds, self.stored, self.crcs, report.written_files,
-                    report.inexact, report.saturated, report.fragment_files, report.divergent, self.logical,
-                    self.leaves);
+                    report.inexact, report.lost, report.fragment_files, report.divergent, self.logical, self.leaves);
   }
 };
 
 }  // namespace
 
-void add_saturated(std::vector<Saturated>& all, const std::vector<Saturated>& more) {
-  std::map<std::size_t, std::uint64_t> sums;
-  for (const std::vector<Saturated>* some : {&std::as_const(all), &more})
-    for (const Saturated& one : *some) sums[one.transfer] += one.values;
+void add_lost(std::vector<LostIn>& all, const std::vector<LostIn>& more) {
+  std::map<std::size_t, Lost> sums;
+  for (const std::vector<LostIn>* some : {&std::as_const(all), &more})
+    for (const LostIn& one : *some) sums[one.transfer] += one.values;
   all.clear();
   for (const auto& [transfer, values] : sums) all.push_back({transfer, values});
 }
@@ -60,7 +59,7 @@ void merge(ShareReport& into, ShareReport one) {
   };
   unite(into.written_files, one.written_files);
   unite(into.inexact, one.inexact);
-  add_saturated(into.saturated, one.saturated);
+  add_lost(into.lost, one.lost);
   std::move(one.fragment_files.begin(), one.fragment_files.end(), std::back_inserter(into.fragment_files));
   std::move(one.divergent.begin(), one.divergent.end(), std::back_inserter(into.divergent));
   // If several shares found a replica, keep the same one whichever was merged first.

@@ -27,16 +27,29 @@ struct Divergence {
   }
 };
 
-/// Values of a transfer that are beyond the range of the target's dtype, and were replaced by its largest finite values.
-struct Saturated {
-  std::size_t transfer = 0;
-  std::uint64_t values = 0;
+/// Numbers of values that a cast could not represent.
+struct Lost {
+  std::uint64_t saturated = 0;  // beyond the range of the target's dtype, replaced by its largest finite value
+  std::uint64_t zeroed = 0;     // not 0, but rounded to 0
 
-  static auto fields(auto& self) { return std::tie(self.transfer, self.values); }
+  bool any() const { return saturated > 0 || zeroed > 0; }
+  Lost& operator+=(const Lost& more) {
+    saturated += more.saturated;
+    zeroed += more.zeroed;
+    return *this;
+  }
+};
+
+/// Values that the cast of a transfer could not represent.
+struct LostIn {
+  std::size_t transfer = 0;
+  Lost values;
+
+  static auto fields(auto& self) { return std::tie(self.transfer, self.values.saturated, self.values.zeroed); }
 };
 
 /// Adds `more` to `all`. Each transfer occurs once in the result, in ascending order.
-void add_saturated(std::vector<Saturated>& all, const std::vector<Saturated>& more);
+void add_lost(std::vector<LostIn>& all, const std::vector<LostIn>& more);
 
 /// Result of a share of a program, or the merged results of several. Does not depend on the order of the shares.
 struct ShareReport {
@@ -51,7 +64,7 @@ struct ShareReport {
   std::vector<LeafDigests> digests;
   double hashing_seconds = 0;        // total over all threads
   std::vector<std::size_t> inexact;  // transfers with Findings::inexact, ascending
-  std::vector<Saturated> saturated;  // likewise
+  std::vector<LostIn> lost;          // likewise
   /// Files in the staging directory with bytes that the target's files lack so far (page_fragments.h).
   std::vector<std::string> fragment_files;
 };

@@ -44,7 +44,7 @@ void merge(ShareReport& into, const UnitReport& unit, const TargetMap& target) {
   ShareReport found;
   found.crcs.resize(into.crcs.size());
   found.divergent = unit.divergent;
-  found.saturated = unit.saturated;
+  found.lost = unit.lost;
   merge(into, std::move(found));
 }
 
@@ -77,7 +77,7 @@ void UnitLedger::add(const UnitReport& of_block, std::uint64_t block_bytes) {
     append(report.files, of_block.files);
     append(report.leaves, of_block.leaves);
     append(report.inexact, of_block.inexact);
-    add_saturated(report.saturated, of_block.saturated);
+    add_lost(report.lost, of_block.lost);
     append(report.divergent, of_block.divergent);
     unit.left_bytes -= std::min(unit.left_bytes, block_bytes);
     if (unit.left_bytes > 0) return;

@@ -37,11 +37,11 @@ struct UnitReport {
   std::vector<std::uint32_t> files;  // written to, ascending
   std::vector<Leaf> leaves;
   std::vector<std::size_t> inexact;  // transfers with Findings::inexact
-  std::vector<Saturated> saturated;
+  std::vector<LostIn> lost;
   std::vector<Divergence> divergent;
 
   static auto fields(auto& self) {
-    return std::tie(self.unit, self.written_bytes, self.crcs, self.files, self.leaves, self.inexact, self.saturated,
+    return std::tie(self.unit, self.written_bytes, self.crcs, self.files, self.leaves, self.inexact, self.lost,
                     self.divergent);
   }
 };

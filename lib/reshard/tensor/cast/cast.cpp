@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "reshard/tensor/cast/cast_kernels.h"
+#include "reshard/tensor/values/float_format.h"
 
 namespace reshard {
 
@@ -24,6 +25,39 @@ std::optional<Overflowed> cast_elements(DType from, std::span<const std::byte> i
   const Overflowed found = cast_scalar(from, in.data(), count, to, out.data());
   if (overflow == Overflow::kSaturate || found.count == 0) return std::nullopt;
   return found;
+}
+
+namespace {
+
+template <typename Code>
+std::uint64_t count_zeros_of(const FloatFormat& format, std::span<const std::byte> elements) {
+  std::uint64_t magnitude_mask = format.sign_mask() - 1;
+  if (format.specials == FloatSpecials::kNegativeZeroNan) magnitude_mask |= format.sign_mask();  // -0 is a NaN
+  const auto magnitude = static_cast<Code>(magnitude_mask);
+  std::uint64_t zeros = 0;
+  for (std::size_t at = 0; at + sizeof(Code) <= elements.size(); at += sizeof(Code)) {
+    Code code;
+    std::memcpy(&code, elements.data() + at, sizeof(Code));
+    zeros += (code & magnitude) == 0 ? 1 : 0;
+  }
+  return zeros;
+}
+
+}  // namespace
+
+bool rounds_to_zero(DType from, DType to) {
+  const auto source = float_format(from), target = float_format(to);
+  return source && target && target->exponent_bits < source->exponent_bits;
+}
+
+std::uint64_t count_zeros(DType dtype, std::span<const std::byte> elements) {
+  const FloatFormat format = *float_format(dtype);
+  switch (bits(dtype)) {
+    case 8: return count_zeros_of<std::uint8_t>(format, elements);
+    case 16: return count_zeros_of<std::uint16_t>(format, elements);
+    case 32: return count_zeros_of<std::uint32_t>(format, elements);
+    default: return count_zeros_of<std::uint64_t>(format, elements);
+  }
 }
 
 }  // namespace reshard

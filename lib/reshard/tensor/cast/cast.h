@@ -50,4 +50,10 @@ constexpr bool can_cast(DType from, DType to, Integers integers = Integers::kRef
 std::optional<Overflowed> cast_elements(DType from, std::span<const std::byte> in, DType to, std::span<std::byte> out,
                                         Overflow overflow);
 
+/// Whether casts round small normal values to 0: from a float to one with fewer bits for the exponent.
+bool rounds_to_zero(DType from, DType to);
+
+/// Returns the number of zeros, of either sign, among little-endian elements of a float of 8, 16, 32 or 64 bits.
+std::uint64_t count_zeros(DType dtype, std::span<const std::byte> elements);
+
 }  // namespace reshard
