@@ -48,7 +48,8 @@ TEST_CASE("All that lies next to a model comes along if asked for, but no weight
         "adapter_default/adapter_config.json", "shards/mp_metadata_pp_rank_0.json",
         "tensor_parallel_shards/mp_metadata_pp_rank_0.json", "tp_rank_00_pp_rank_00/notes.txt", "trn_config.json"},
        {"folders that are separate checkpoints are left out: checkpoint-500, shards, tensor_parallel_shards, "
-        "tp_rank_00_pp_rank_00"}},
+        "tp_rank_00_pp_rank_00",
+        "hidden files are left out: .cache, .git, .gitattributes"}},
       {"checkpoints of the training run whatever their names, and the marks of a save",
        {"config.json", "docs/done", "docs/latest", "epoch_2/picture.png"},
        {kRank, "any/done", "any/user.json", "any/" + kRank, "checkpoint", "done", "epoch_1/config.json",

@@ -143,8 +143,8 @@ class Derivation {
       if (part.size() != whole.size() || others != part || part[dim] == 0 || whole[dim] % part[dim] != 0) continue;
       const std::uint64_t ranks = whole[dim] / part[dim];
       if (ranks > tp_)
-        return fmt::format("the last ranks are missing: it is one of {} parts, and the directory has {} of them; or ",
-                           ranks, tp_);
+        return fmt::format("the last ranks are missing: it is one of {} parts, and there are {} ranks; or ", ranks,
+                           tp_);
     }
     return {};
   }
