@@ -106,10 +106,21 @@ class Walk {
   /// \param path    in the staging directory.
   /// \param output  where it would be in the output directory.
   void look_at(const fs::path& path, const fs::path& output, const DirectoryEntry& entry) {
-    if (entry.kind == FileKind::kDirectory && !entry.is_link && folders_.contains(output))
+    const bool is_folder = entry.kind == FileKind::kDirectory && !entry.is_link;
+    if (is_folder && folders_.contains(output))
       look_into(path, output);
+    else if (is_folder && !holds_files(root_ / path))
+      return;  // a run was killed after it had deleted the files in it
     else if (entry.kind != FileKind::kFile || entry.is_link || !outputs_.contains(output))
       foreign_.push_back(path.string());
+  }
+
+  /// Whether a folder contains anything but folders, at any depth.
+  bool holds_files(const fs::path& folder) const {
+    const std::vector<DirectoryEntry> entries = storage_.list(folder);
+    return std::any_of(entries.begin(), entries.end(), [&](const DirectoryEntry& entry) {
+      return entry.kind != FileKind::kDirectory || entry.is_link || holds_files(folder / entry.name);
+    });
   }
 
   void look_into(const fs::path& path, const fs::path& output) {
