@@ -9,16 +9,16 @@
 #   fuzz     all fuzzers for an hour
 #   tidy     clang-tidy over all lines; says what it finds
 #   trixie   build and tests on Debian 13 with its torch, in a directory of its own, a sixteenth of the random models; needs root
-#   ranks    runs under mpirun and srun, and of runs that are killed and resumed: a hundred and three hundred kills,
-#            and at each system call that publishes outputs
+#   mpi      runs under mpirun and srun, with a hundred kills
+#   kills    runs that are killed and resumed: three hundred kills, and one at each system call that publishes outputs
 #   same     outputs of all golden cases, compared with those of the last release, or of the commit of a week ago; and how
 #            long two checkpoints of thousands of files take to plan. What differs on purpose is in CHANGELOG.md
 #   dist     what is released, built twice and each artefact run in its own fresh root; needs root
 #   aarch64  the floors that read files, and a model, on arm64 by qemu
 #
-# Parts that take longer than an hour on two cores are divided. release, asan and tsan stand for a build and shares of the
-# tests, such as asan-build, asan-1 … asan-6; fuzz stands for fuzz-1 and fuzz-2, of half the time each, of which the
-# second begins with what the first has found. A share builds what it needs, which takes no time after the build's own part.
+# Parts that take longer than an hour on two cores are divided. release, asan and tsan run a build and shares of the tests,
+# such as asan-build, asan-1 … asan-6; fuzz runs fuzz-1 and fuzz-2, each in half of the time; fuzz-2 starts from the inputs
+# that fuzz-1 found. A share builds what it needs, which takes no time after the build's own part.
 #
 #   scripts/nightly.sh                     all of it
 #   scripts/nightly.sh tsan fuzz           some of it
@@ -31,7 +31,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # Shares of the tests of each part that is divided.
 declare -A shares=([release]=4 [asan]=6 [tsan]=4 [fuzz]=2)
 
-# divided PART: the parts that it stands for.
+# divided PART: the parts that PART runs.
 divided() {
   local count=${shares[$1]:-0}
   if ((count == 0)); then
@@ -43,7 +43,7 @@ divided() {
 }
 
 all=()
-for part in install release asan tsan fuzz tidy trixie ranks same dist aarch64; do
+for part in install release asan tsan fuzz tidy trixie mpi kills same dist aarch64; do
   mapfile -t -O "${#all[@]}" all < <(divided "$part")
 done
 if [[ ${1:-} == --list ]]; then
@@ -57,7 +57,7 @@ done
 ((${#parts[@]})) || parts=("${all[@]}")
 for part in "${parts[@]}"; do
   if [[ " ${all[*]} " != *" $part "* ]]; then
-    echo "usage: scripts/nightly.sh [install] [release] [asan] [tsan] [fuzz] [tidy] [trixie] [ranks] [same] [dist] [aarch64]" >&2
+    echo "usage: scripts/nightly.sh [install] [release] [asan] [tsan] [fuzz] [tidy] [trixie] [mpi] [kills] [same] [dist] [aarch64]" >&2
     echo "       scripts/nightly.sh --list" >&2
     exit 2
   fi
@@ -139,12 +139,22 @@ run_trixie() {
       cmake --preset dev && cmake --build --preset dev && ctest --preset dev'
 }
 
-run_ranks() {
-  step "Ranks under launchers; kills"
+# Builds the program as it is released, and make_model.
+build_program() {
   scripts/install-packages.sh --ci
   cmake --preset release -DRESHARD_BUILD_TESTS=OFF && cmake --build --preset release
   cmake --build --preset release --target make_model
+}
+
+run_mpi() {
+  step "Ranks under launchers"
+  build_program
   scripts/test-mpi.sh build/release "${KILLS:-100}"
+}
+
+run_kills() {
+  step "Kills"
+  build_program
   scripts/test-resume.sh build/release "$((3 * ${KILLS:-100}))"
   scripts/test-kills.py build/release 1
 }
