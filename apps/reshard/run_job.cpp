@@ -217,7 +217,6 @@ std::vector<std::string> mean_notes(const Job& job, const RunResult* result) {
                       list_names(linears))};
 }
 
-/// Notes values that a cast could not represent.
 std::vector<std::string> loss_notes(const RunResult& result) {
   std::vector<std::string> notes;
   const auto note = [&](const std::vector<std::pair<std::string, std::uint64_t>>& lost, const char* what,

@@ -248,7 +248,7 @@ TEST_CASE("A dtype casts no scales of hqq") {
   CHECK(cast.at("n.scale").dtype == DType::kF16);
 }
 
-TEST_CASE("Tensors of which more than a hundredth becomes 0 are reported, with the number of values") {
+TEST_CASE("A tensor is reported if a cast makes more than a hundredth of its values 0, with their number") {
   const TempDir temp;
   const float tiny = std::ldexp(1.0f, -25);  // the largest that float16 rounds to 0
   TensorMap tensors;

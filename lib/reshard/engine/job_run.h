@@ -30,7 +30,7 @@ struct RunResult {
   std::vector<std::string> inexact;
   /// Target tensors with values beyond the range of their dtype, and the number of these values, likewise.
   std::vector<std::pair<std::string, std::uint64_t>> saturated;
-  /// Target tensors of which more than a hundredth of the values became 0 without being 0 in the source, likewise.
+  /// Target tensors with values that became 0 without being 0 in the source, if more than a hundredth did; likewise.
   std::vector<std::pair<std::string, std::uint64_t>> zeroed;
   std::uint64_t written_bytes = 0;  // over all files
   std::uint64_t resumed_bytes = 0;  // the part of written_bytes that an earlier run wrote
