@@ -277,6 +277,9 @@ TEST_CASE("A note says that layers have other names than programs look for, unle
   add_rename(request, "^model[.]=");
   CHECK_THAT(joined_notes(*plan_convert(request)),
              Says("`rename` gives layers the names layers.*") && Says("look for model.layers.*"));
+  Request base = request;
+  base.names.drop.emplace_back("drop", "lm_head");
+  CHECK_THAT(joined_notes(*plan_convert(base)), !Says("look for"));
   convert(request);
   Request back = convert_request(input / "bare", input / "again", {.layout = "hf"});
   CHECK_THAT(joined_notes(*plan_convert(back)), !Says("look for"));

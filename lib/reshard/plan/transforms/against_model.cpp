@@ -69,12 +69,25 @@ Model renamed_model(const Draft& draft, const NameRules& rules, std::span<const 
   return instantiate(draft.source.language_model, names);
 }
 
+/// Whether the tensors are those of a base model alone, such as LlamaModel, whose names have no prefix.
+/// \param layers  where the tensors have their layers.
+bool is_base_alone(const Draft& draft, const Family& family, const std::string& layers) {
+  if (!family.layers.ends_with("." + layers)) return false;
+  const std::string base = family.layers.substr(0, family.layers.size() - layers.size());
+  return std::none_of(draft.wanted.begin(), draft.wanted.end(), [&](const LogicalTensor& tensor) {
+    return std::any_of(family.modules.begin(), family.modules.end(), [&](const Family::Module& module) {
+      return !module.name.starts_with(base) && tensor.name.starts_with(module.name + ".");
+    });
+  });
+}
+
 /// Notes names under which programs would not find the model's layers.
 void note_moved_layers(Draft& draft, const Model& renamed) {
   const Checkpoint& source = draft.source;
   if (!source.language_model.family) return;
   const std::string &usual = source.language_model.family->layers, &now = renamed.family->layers;
   if (now == usual || now == source.model->family->layers) return;
+  if (is_base_alone(draft, *source.language_model.family, now)) return;
   draft.note(fmt::format("`rename` gives layers the names {}.*; programs that load a model of family {} look for {}.*",
                          now, renamed.family->model_type, usual));
 }
