@@ -171,7 +171,7 @@ TEST_CASE("What a killed run has left can be removed when the output is complete
 
 TEST_CASE("A damaged journal, or one of another version, does not hide a good one beside it") {
   Stopped stopped;
-  const auto bad = GENERATE(as<std::string>(), "reshard journal 3\n", "reshard journal 4\n");
+  const auto bad = GENERATE(as<std::string>(), "reshard journal 4\n", "reshard journal 5\n");
   write_file(stopped.root / ".journal-0-0-!", sealed(bad, "cut"));  // the first by name
   REQUIRE(journal_files(local_storage(), stopped.root).front() == ".journal-0-0-!");
   CHECK(has_journal(local_storage(), stopped.root));

@@ -288,7 +288,7 @@ TEST_CASE("A journal that is torn is as good as none, and one of another version
   edited[last.size() / 2] ^= 1;
   CHECK_FALSE(parse_journal(edited));
   CHECK(earlier_runs(local_storage(), *stopped.job).at(0).journal == JournalFound::kWhole);
-  for (const std::string& name : stopped.journals()) write_file(stopped.root / name, "reshard journal 3\nnonsense");
+  for (const std::string& name : stopped.journals()) write_file(stopped.root / name, "reshard journal 4\nnonsense");
   CHECK(earlier_runs(local_storage(), *stopped.job).at(0).journal == JournalFound::kNone);
   RunOptions options = resuming();
   std::vector<std::string> notes;
@@ -303,7 +303,7 @@ TEST_CASE("A journal that is torn is as good as none, and one of another version
   CHECK(result.notes.size() == (options.on_note ? 0 : 2));
 
   std::string body = last.substr(0, last.size() - 64);
-  body.replace(body.find("journal 3"), 9, "journal 4");
+  body.replace(body.find("journal 4"), 9, "journal 5");
   const std::string digest = to_hex(sha256(std::as_bytes(std::span(body))));
   CHECK(error_of([&] { parse_journal(body + digest); }).kind() == ErrorKind::kUnsupported);
 }
