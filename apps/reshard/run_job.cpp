@@ -138,20 +138,22 @@ std::vector<std::string> look_for_earlier_runs(const Job& job, const CommonArgum
     else if (arguments.clean || (arguments.resume && run.journal == JournalFound::kNone))
       continue;  // another note will describe it
     else if (run.state == EarlierRun::State::kUnknown)
-      notes.push_back(what +
-                      ", left by a killed run, or in use by a running reshard on another machine, which cannot be "
-                      "seen from here; if no reshard is running, delete it or try --clean");
+      notes.push_back(
+          what +
+          ", left by an interrupted run, or in use by a running reshard on another machine, which cannot be "
+          "seen from here; if no reshard is running, delete it or try --clean");
     else if (run.state == EarlierRun::State::kForeign)
       notes.push_back(what + ", looks like a stale staging directory, but is left alone: " + run.why_foreign);
     else if (run.journal == JournalFound::kUnreadable)
       notes.push_back(
           what +
-          ", left by a killed run, with a journal that is damaged or from another version of reshard: --clean "
+          ", left by an interrupted run, with a journal that is damaged or from another version of reshard: --clean "
           "deletes it");
     else if (run.journal == JournalFound::kNone)
-      notes.push_back(what + ", left by a killed run that cannot be resumed (it has no journal): --clean deletes it");
+      notes.push_back(what +
+                      ", left by an interrupted run that cannot be resumed (it has no journal): --clean deletes it");
     else if (!arguments.resume)
-      notes.push_back(what + ", left by a killed run: --resume continues it, --clean deletes it");
+      notes.push_back(what + ", left by an interrupted run: --resume continues it, --clean deletes it");
   }
   return notes;
 }

@@ -227,8 +227,8 @@ std::string report_text(const ManifestVerification& result) {
   text += lines_text(result.different, "differs", [](const DigestDifference& d) {
     return fmt::format(
         "{}: {}, in {}", printable(d.name),
-        d.leaves == 1 ? std::string("all of it is one leaf")
-                      : fmt::format("{} of its {} leaves of 4 MiB, the first {}", d.differ.size(), d.leaves, d.first),
+        d.leaves == 1 ? std::string("it is one block of 4 MiB or less")
+                      : fmt::format("{} of its {} blocks of 4 MiB, the first {}", d.differ.size(), d.leaves, d.first),
         list_names(d.files));
   });
   const std::size_t tensors =

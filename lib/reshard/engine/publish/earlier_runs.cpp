@@ -166,7 +166,7 @@ bool is_of_other_ranks(Storage& storage, const fs::path& root, const Job& job) {
 }
 
 std::string removed_text(const EarlierRun& run) {
-  return fmt::format("{}: deleted, left by a killed run ({})", run.root.string(), format_bytes(run.size_bytes));
+  return fmt::format("{}: deleted, left by an interrupted run ({})", run.root.string(), format_bytes(run.size_bytes));
 }
 
 /// Describes the first option that differs between two runs: "was not given `dtype`". Empty if all are equal.
@@ -312,7 +312,7 @@ std::vector<std::string> finish_swaps(Storage& storage, const Job& job) {
     finish_swap(storage, root, output, *entries);
     why = why_not_only_ours(storage, root, job);
     if (why.empty()) remove_staging(storage, root, std::move(lock));
-    notes.push_back(fmt::format("{}: completed the interrupted publishing of a killed run's outputs{}", root.string(),
+    notes.push_back(fmt::format("{}: completed the interrupted publishing of an earlier run's outputs{}", root.string(),
                                 why.empty() ? "" : "; the files they replaced are kept there, since " + why));
   }
   return notes;
@@ -360,7 +360,7 @@ std::vector<std::string> clean_after_resume(Storage& storage, const Job& job) {
 void hint_at_dead_runs(Error& error, Storage& storage, const Job& job) {
   for (const EarlierRun& run : earlier_runs(storage, job))
     if (run.state == EarlierRun::State::kDead)
-      error.hint(fmt::format("{}{}a killed run left {} in {}; delete it with `clean`", error.hint(),
+      error.hint(fmt::format("{}{}an interrupted run left {} in {}; delete it with `clean`", error.hint(),
                              error.hint().empty() ? "" : "; ", format_bytes(run.size_bytes), run.root.string()));
 }
 

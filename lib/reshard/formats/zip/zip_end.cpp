@@ -76,7 +76,7 @@ class EndReader {
     const std::string record = read_bytes(record_at, kEnd64Bytes);
     const auto rest = checked_add(load_le<std::uint64_t>(record, 4), 12);
     if (load_le<std::uint32_t>(record, 0) != kEnd64Signature || rest != locator_at - record_at)
-      throw bad("its zip64 record is invalid, or has another length than it declares", record_at);
+      throw bad("its zip64 record is invalid, or its length is not what it declares", record_at);
     const ZipPlace place{load_le<std::uint64_t>(record, 48), load_le<std::uint64_t>(record, 40),
                          load_le<std::uint64_t>(record, 32)};
     if (load_le<std::uint32_t>(record, 16) != 0 || load_le<std::uint32_t>(record, 20) != 0 ||
