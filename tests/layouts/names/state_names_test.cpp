@@ -313,6 +313,20 @@ TEST_CASE("A prefix that the head lacks, or other words in place of the base mod
     }
 }
 
+TEST_CASE("Long prefixes are compared once with each name, however many words they have") {
+  std::string prefix;
+  for (int word = 0; word < 10'000; ++word) prefix += "a.";
+  const auto family = builtin_family("qwen3");
+  std::vector<std::string> entries = with_prefix(prefix, {kModel.begin(), kModel.end() - 1});
+  const std::size_t body = entries.size();
+  for (int other = 0; other < 100; ++other)
+    entries.push_back(prefix.substr(0, prefix.size() / 2) + std::to_string(other) + ".weight");
+  entries.push_back(prefix.substr(0, prefix.size() / 2) + "lm_head.weight");
+  const StateNames found = find_state_names(entries, family.get());
+  CHECK(found.names.back() == "lm_head.weight");
+  CHECK(found.names[body - 1] == "model.norm.weight");
+}
+
 TEST_CASE("A parameter behind an unrelated prefix is refused, unless it belongs to a copy of the model") {
   const auto family = builtin_family("qwen3");
   std::vector<std::string> entries = with_prefix("a.", {kModel.begin(), kModel.end() - 1});

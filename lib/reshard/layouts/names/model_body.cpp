@@ -21,25 +21,47 @@ std::string_view module_of(std::string_view name) {
   return dot == name.npos ? std::string_view() : name.substr(0, dot);
 }
 
-/// Returns the size of the prefix of `entry` if this is the beginning of `prefix`, and one of `modules` or another head
-/// follows it.
-std::optional<std::size_t> begin_outside(std::string_view entry, std::string_view prefix, const Names& modules) {
-  for (std::size_t size = prefix.size(); size > 0;) {
-    const std::size_t dot = size < 2 ? prefix.npos : prefix.rfind('.', size - 2);
-    size = dot == prefix.npos ? 0 : dot + 1;
-    if (!entry.starts_with(prefix.substr(0, size))) continue;
-    const std::string_view name = entry.substr(size), module = module_of(name);
-    if (module.empty()) continue;
-    if (modules.count(with_stars(module)) > 0 || is_other_head(name.substr(0, name.find('.')))) return size;
-  }
-  return std::nullopt;
+std::size_t dots_in(std::string_view name) {
+  return static_cast<std::size_t>(std::count(name.begin(), name.end(), '.'));
 }
 
-Names modules_of(const Names& known) {
-  Names modules;
-  for (const std::string& name : known)
-    if (const std::string_view module = module_of(name); !module.empty()) modules.emplace(module);
-  return modules;
+/// The modules of a model, with stars for numbers.
+class Modules {
+ public:
+  explicit Modules(const Names& known) {
+    for (const std::string& name : known)
+      if (const std::string_view module = module_of(name); !module.empty()) {
+        names_.emplace(module);
+        most_dots_ = std::max(most_dots_, dots_in(name));
+      }
+  }
+
+  bool has_module_of(std::string_view name) const { return names_.count(with_stars(module_of(name))) > 0; }
+  /// The largest number of dots in a parameter's name.
+  std::size_t most_dots() const { return most_dots_; }
+
+ private:
+  Names names_;
+  std::size_t most_dots_ = 0;
+};
+
+/// Returns the size of the prefix of `entry` if this is the beginning of `prefix`, and one of `modules` or another head
+/// follows it.
+std::optional<std::size_t> begin_outside(std::string_view entry, std::string_view prefix, const Modules& modules) {
+  if (prefix.empty()) return std::nullopt;
+  const auto common = std::mismatch(entry.begin(), entry.end(), prefix.begin(), prefix.end()).first - entry.begin();
+  std::size_t end = std::min(static_cast<std::size_t>(common), prefix.size() - 1);
+  std::optional<std::size_t> dots;  // in what follows the prefix, which has one more each time
+  while (true) {
+    const std::size_t dot = end == 0 ? prefix.npos : prefix.rfind('.', end - 1);
+    const std::size_t size = dot == prefix.npos ? 0 : dot + 1;
+    const std::string_view name = entry.substr(size);
+    dots = dots ? *dots + 1 : dots_in(name);
+    const bool is_of_module = *dots <= modules.most_dots() && modules.has_module_of(name);
+    if (is_of_module || (*dots > 0 && is_other_head(name.substr(0, name.find('.'))))) return size;
+    if (size == 0) return std::nullopt;
+    end = dot;
+  }
 }
 
 }  // namespace
@@ -57,14 +79,14 @@ bool Body::has_all() const {
 
 Body body_of(const std::vector<std::string>& names, std::string prefix, bool is_base, const Names& known) {
   Body body{std::move(prefix), is_base};
-  const Names modules = modules_of(known);
+  const Modules modules(known);
   const KnownNames known_names(known);
   for (std::size_t i = 0; i < names.size(); ++i) {
     const std::string& name = names[i];
     if (name.empty()) continue;
     const bool is_inside = name.size() > body.prefix.size() && name.starts_with(body.prefix);
     if (is_inside && (body.is_base || body.prefix.empty() ||
-                      modules.count(with_stars(module_of(std::string_view(name).substr(body.prefix.size())))) > 0))
+                      modules.has_module_of(std::string_view(name).substr(body.prefix.size()))))
       continue;
     if (const auto bytes = begin_outside(name, body.prefix, modules))
       body.outside.emplace(i, *bytes);

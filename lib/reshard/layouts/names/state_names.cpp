@@ -321,7 +321,7 @@ void join_outside(const Body& body, std::span<const std::string> entries, const 
   for (const auto& [i, bytes] : body.outside) container = std::min(container, bytes);
   if (body.outside.empty()) container = 0;
   for (const std::size_t i : body.others)
-    if (is_known && std::find(body.elsewhere.begin(), body.elsewhere.end(), i) == body.elsewhere.end() &&
+    if (is_known && !std::binary_search(body.elsewhere.begin(), body.elsewhere.end(), i) &&
         names[i].size() > container && names[i].starts_with(body.prefix.substr(0, container)))
       found.names[i] = names[i].substr(container);
   found.prefix = body.prefix.substr(0, container);
