@@ -236,7 +236,7 @@ std::vector<std::string> loss_notes(const RunResult& result) {
   };
   note(result.saturated, "beyond the range of the new dtype and replaced by its largest finite value",
        ". --overflow error stops at the first one");
-  note(result.zeroed, "too small for the new dtype and became 0", "; bfloat16 has the range of float32");
+  note(result.zeroed, "too small for the new dtype and became 0", "");
   return notes;
 }
 

@@ -170,7 +170,7 @@ void spoil(Combination& c) {
     std::advance(emptied, pick(c.random, 0, tensors.size() - 1));
     emptied->second = {emptied->second.dtype, {0}, {}};
     write_safetensors(file, tensors);
-    c.must_say = {emptied->first, "empty, as ZeRO 3 leaves them"};
+    c.must_say = {emptied->first, "empty, as ZeRO 3 leaves"};
   }
 }
 

@@ -112,7 +112,7 @@ TEST_CASE("Without config.json, or of an unknown family, the metadata is enough 
   const auto unknown = plan_consolidate(sharded.request("whole"));
   REQUIRE(unknown->notes.size() == 2);
   CHECK_THAT(unknown->notes[0], Says("\"unheard_of\" is not known"));
-  CHECK_THAT(unknown->notes[1], Says("not belong to the model: diary.txt"));
+  CHECK_THAT(unknown->notes[1], Says("not known to belong to the model: diary.txt"));
   fs::remove(sharded / "out/config.json");
   const auto without = plan_consolidate(sharded.request("whole"));
   REQUIRE(without->notes.size() == 1);

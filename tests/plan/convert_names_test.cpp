@@ -178,8 +178,10 @@ TEST_CASE("What loads the files is said on the condition that its model has the 
 /// A qwen3 of four layers, whose config.json has a list with a value per layer, and one with numbers of layers.
 struct FourLayers : Input {
   FourLayers() : Input({.model_type = "qwen3", .layers = 4}) {
-    merge_json(*this / "model/config.json",
-               {{"layer_types", {"a", "b", "c", "d"}}, {"cross_layers", {1, 3}}, {"eos_token_id", {1, 2, 3, 4}}});
+    merge_json(*this / "model/config.json", {{"layer_types", {"a", "b", "c", "d"}},
+                                             {"cross_layers", {1, 3}},
+                                             {"eos_token_id", {1, 2, 3, 4}},
+                                             {"limits", {0.5, 1.5, 2.5, 3.5}}});
   }
   Request request(const std::string& drop, bool renumbers, const RequestFields& to = {.layout = "hf"}) const {
     Request request = convert_request(path(), *this / "less", to);
@@ -206,9 +208,9 @@ struct FourLayers : Input {
 TEST_CASE("Where the first layers are left, config.json is that of a model with so many") {
   const FourLayers input;
   const Request request = input.request(R"(layers\.[23]\.)", false);
-  CHECK_THAT(
-      joined_notes(*plan_convert(request)),
-      Says("that of 2 of 4 layers: cross_layers, layer_types, num_hidden_layers") && !Says("config.json asks for"));
+  CHECK_THAT(joined_notes(*plan_convert(request)),
+             Says("that of 2 of 4 layers: cross_layers, layer_types, limits, num_hidden_layers") &&
+                 !Says("config.json asks for"));
   convert(request);
   CHECK((read_model(input / "less") == input.left({0, 1}, false)));
   const auto config = input.config();
@@ -237,9 +239,45 @@ TEST_CASE(
     CHECK(input.config()["num_hidden_layers"] == 2);
     CHECK(input.config()["layer_types"] == nlohmann::json{"b", "d"});
     CHECK(input.config()["cross_layers"] == nlohmann::json{0, 1});
+    CHECK(input.config()["limits"] == nlohmann::json{1.5, 3.5});
     CHECK((converted(input / "less", input / "again", {.layout = "hf"}) == input.left({1, 3}, true)));
   }
   CHECK_THAT(joined_notes(*plan_convert(input.request("lm_head", true))), Says("`renumber-layers` has no effect"));
+}
+
+TEST_CASE("A tensor that the source lacks is missing under the new number of its layer, too") {
+  const FourLayers input;
+  Request rest = convert_request(input.path(), input / "lacking", {.layout = "hf"});
+  rest.names.drop.emplace_back("drop", R"(layers\.3\.mlp\.up_proj)");
+  convert(rest);
+  for (const char* drop : {R"(layers\.0\.)", R"(layers\.2\.)", R"(layers\.[02]\.)"}) {
+    CAPTURE(drop);
+    Request request = input.request(drop, true);
+    request.source.path = input / "lacking";
+    const std::string number = std::string(drop).find('[') == std::string::npos ? "2" : "1";
+    check_refused([&] { (void)plan_convert(request); },
+                  {.says = "missing under the new numbers of layers: model.layers." + number + ".mlp.up_proj.weight"});
+    request.names.drop.emplace_back("drop", R"(layers\.3\.mlp\.up_proj)");
+    CHECK_THAT(joined_notes(*plan_convert(request)), Says("leaves out 1 tensor"));
+  }
+}
+
+TEST_CASE("Modules that are not quantised are named with the new numbers of their layers") {
+  const FourLayers input;
+  const auto quantization = [](const char* first, const char* second) {
+    return nlohmann::json{{"quant_method", "torchao"},
+                          {"modules_to_not_convert", {"lm_head", first, second}},
+                          {"others", {{first, {{"bits", 4}}}, {"model.layers.2.mlp", nullptr}}},
+                          {"ignore", {R"(re:.*layers\.0\..*)"}}};
+  };
+  merge_json(input / "model/config.json",
+             {{"quantization_config", quantization("model.layers.1.mlp", "model.layers.3.self_attn")}});
+  const Request request = input.request(R"(layers\.[02]\.)", true);
+  CHECK_THAT(joined_notes(*plan_convert(request)), Says(R"(stay as they are: re:.*layers\.0\..*)"));
+  convert(request);
+  nlohmann::json expected = quantization("model.layers.0.mlp", "model.layers.1.self_attn");
+  expected["others"].erase("model.layers.2.mlp");
+  CHECK(input.config()["quantization_config"] == expected);
 }
 
 TEST_CASE("A note says which key of config.json gives layers another kind of attention under their new numbers") {
@@ -282,7 +320,8 @@ TEST_CASE("A note says that layers have other names than programs look for, unle
   CHECK_THAT(joined_notes(*plan_convert(base)), !Says("look for"));
   convert(request);
   Request back = convert_request(input / "bare", input / "again", {.layout = "hf"});
-  CHECK_THAT(joined_notes(*plan_convert(back)), !Says("look for"));
+  CHECK_THAT(joined_notes(*plan_convert(back)), Says("layers have the names layers.*") && Says("for model.layers.*"));
+  CHECK_THAT(joined_notes(*plan_shard(shard_request(input / "bare", input / "ranks", {.tp = 2}))), Says("look for"));
   add_rename(back, "^(layers|embed|norm)=model.$1");
   CHECK_THAT(joined_notes(*plan_convert(back)), !Says("look for"));
 }

@@ -10,7 +10,7 @@
 namespace reshard::test {
 namespace {
 
-constexpr const char* kEmpty = "empty, as ZeRO 3 leaves them";
+constexpr const char* kEmpty = "empty, as ZeRO 3 leaves";
 
 /// A small model in memory, in /m, some of whose tensors have other shapes than config.json asks for.
 struct Emptied {

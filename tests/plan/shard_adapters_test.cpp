@@ -353,6 +353,31 @@ TEST_CASE("Wrappers in the names of an adapter are taken out before it is sharde
   }
 }
 
+TEST_CASE("Tensors of an adapter keep the names that PEFT gave them, whatever its method") {
+  const std::string kBase = "base_model.model.";
+  const std::vector<std::vector<std::string>> methods{
+      {"model.embed_tokens.lora_embedding_A", "model.embed_tokens.lora_embedding_B", "lm_head.weight"},
+      {"model.layers.0.mlp.down_proj.ia3_l"},
+      {"model.layers.0.mlp.down_proj.oft_R.weight"},
+      {"model.layers.0.input_layernorm.weight", "model.norm.weight"},
+      {"model.embed_tokens.weight", "lm_head.weight"}};
+  for (const auto& names : methods)
+    for (const std::string file : {"adapter_model.safetensors", "adapter_model.bin"}) {
+      CAPTURE(names.front(), file);
+      const TempDir temp;
+      Random random(1);
+      TensorMap tensors;
+      for (const std::string& name : names) tensors[kBase + name] = random_tensor(random, DType::kBF16, {2, 2});
+      write_file(temp / "peft/adapter_config.json", R"({"peft_type": "LORA"})");
+      if (file.ends_with(".bin"))
+        write_torch(temp / "peft" / file, tensors);
+      else
+        write_safetensors(temp / "peft" / file, tensors);
+      convert(temp / "peft", temp / "out", {.layout = "hf"});
+      CHECK((read_tensors(temp / "out/adapter_model.safetensors") == tensors));
+    }
+}
+
 TEST_CASE("A lora_B or lora_A that is missing is one error, which names it, whether its linear is fused or not") {
   for (const char* linear : {"mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"})
     for (const auto& [lost, left] : {std::pair("lora_A", "lora_B"), {"lora_B", "lora_A"}}) {

@@ -53,7 +53,7 @@ std::vector<std::string> listed_names(Files& files, const fs::path& folder) {
   return names;
 }
 
-/// Returns how names show that the rank is one of several, as a clause; empty if they do not.
+/// Returns a clause that says why the names show several ranks; empty if they do not.
 std::string proof_of(Files& files, const NamedRank& rank) {
   const std::vector<std::string> names = listed_names(files, rank.folder);
   const auto is_other = [&](const std::string& name) {

@@ -55,7 +55,8 @@ TEST_CASE("Parameters that a list names are neither dropped nor renamed") {
   check_listed(kept, temp / "in", {.says = "and `drop` or `keep` leaves some out"});
   renamed.names.renames.push_back(parse_rename("rename", "^a\\.=first."));
   check_listed(renamed, temp / "in",
-               {.says = "and `rename` changes names", .hint = "leave out `rename`, or leave out `with-optimizer`"});
+               {.says = "and `rename` or `renumber-layers` changes names",
+                .hint = "leave out `rename` and `renumber-layers`, or leave out `with-optimizer`"});
 
   // The model alone has no list.
   dropped.source.with_optimizer = false;

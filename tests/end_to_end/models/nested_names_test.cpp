@@ -165,6 +165,34 @@ TEST_CASE("A head behind a prefix that the body lacks is refused, and rules for 
   }
 }
 
+TEST_CASE("A head under a further prefix or another name is refused, and a rule for names gives it its own") {
+  std::vector<std::string> kinds(std::begin(kTrainedKinds), std::end(kTrainedKinds));
+  kinds.emplace_back("hf");
+  for (const std::string& kind : kinds)
+    for (const std::string head : {"head.lm_head.weight", "output.weight"})
+      for (const nlohmann::json& tied : {nlohmann::json(false), nlohmann::json(), nlohmann::json(true)})
+        for (const std::string prefix : {"", "model.", "module."}) {
+          CAPTURE(kind, head, tied.dump(), prefix);
+          Random random(5);
+          const TempDir temp;
+          const TinyModel tiny{.model_type = "qwen3"};
+          const TensorMap tensors = without_nans(random_tensors(tiny, random));
+          write_model(temp / "model", tiny, tensors);
+          merge_json(temp / "model/config.json", {{"tie_word_embeddings", tied}});
+          const TensorMap named = nested(tensors, kHeadName, head);
+          write_stored(kind, temp / "run", nested(named, "", prefix), random);
+          Request request = convert_request(temp / "run", temp / "out", fields_for(kind, temp / "model"));
+          if (tied == true && (head == "output.weight" || kind == "hf")) {  // may be a head of another kind
+            CHECK_THAT(joined_notes(*plan_convert(request)), Says(head));
+            continue;
+          }
+          check_refused([&] { convert(request); }, {.says = {kHeadName, head}, .unwritten = temp / "out"});
+          request.names.renames.push_back(parse_rename("rename", "^.*" + head + "=lm_head.weight"));
+          convert(request);
+          CHECK((read_model(temp / "out") == tensors));
+        }
+}
+
 TEST_CASE("A head that config.json does not tie, and no file has, is an error, unless tensors may be missing") {
   std::vector<std::string> kinds(std::begin(kTrainedKinds), std::end(kTrainedKinds));
   kinds.emplace_back("hf");

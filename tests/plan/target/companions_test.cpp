@@ -1,5 +1,6 @@
 #include "reshard/io/local_storage.h"
 #include "reshard/io/memory_files.h"
+#include "reshard/plan/target/model_files.h"
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/local_files.h"
@@ -120,11 +121,16 @@ TEST_CASE("What belongs to a model comes along, and what else lies next to it is
         "additional_chat_templates/tool_use.jinja",
         "chat_template.jinja",
         "config.json",
+        "dict.txt",
+        "encoder.json",
+        "entity_vocab.json",
         "generation_config.json",
         "ice_text.model",
         "merges.txt",
         "preprocessor_config.json",
         "processor_config.json",
+        "qformer_tokenizer/tokenizer.json",
+        "qformer_tokenizer/vocab.txt",
         "qwen.tiktoken",
         "source.spm",
         "special_tokens_map.json",
@@ -140,12 +146,13 @@ TEST_CASE("What belongs to a model comes along, and what else lies next to it is
        {}},
       {"settings of quantisation, of Sentence-Transformers and of the model's task",
        {"1_Pooling/config.json", "config_sentence_transformers.json", "configuration.json", "hf_quant_config.json",
-        "modules.json", "normalizer.json", "quantize_config.json", "sentence_bert_config.json"},
+        "kv_cache_scales.json", "modules.json", "normalizer.json", "quant_model_description_w8a8.json",
+        "quantize_config.json", "sentence_bert_config.json"},
        {},
        {}},
       {"what people read",
        {"LICENSE", "LICENSES/MIT.txt", "MODEL_LICENSE", "NOTICE", "Notice.txt", "README.md", "README_zh-CN.md",
-        "USE_POLICY.md", "license.txt", "model_card.md"},
+        "SYSTEM_PROMPT.txt", "THIRD_PARTY_NOTICES.md", "USE_POLICY.md", "license.txt", "model_card.md"},
        {},
        {}},
       {"what a trainer saves with a step", {"trainer_state.json", "training_args.bin"}, {}, {}},
@@ -189,6 +196,17 @@ TEST_CASE("Code that configs name comes along, with the modules that it imports 
                                  "pipelines/sums.py", "rope.py", "shared.py", "tokenization_x.py",
                                  "tokenizer_config.json"});
   CHECK(found.left == Paths{"layers/unused.py", "other.py", "tokenization_y.py", "top.py"});
+}
+
+TEST_CASE("Classes of Transformers and of Sentence-Transformers are no code that the model lacks") {
+  MemoryFiles files;
+  files.write("m/config.json", R"({"auto_map": {"AutoModel": "modeling_x.X"},
+                                  "custom_pipelines": {"pair": {"impl": "pipeline_x.Pair", "type": "text",
+                                    "pt": ["AutoModelForSequenceClassification"], "tf": ["TFAutoModel"]}}})");
+  files.write("m/modules.json",
+              R"([{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+                                   {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}])");
+  CHECK(model_code(files, "m").missing == std::vector<fs::path>{"modeling_x.py", "pipeline_x.py"});
 }
 
 TEST_CASE("Hidden files are never copied, and a note names them where everything else is") {

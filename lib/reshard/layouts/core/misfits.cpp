@@ -244,7 +244,7 @@ std::vector<std::string> emptied_parameters(std::span<const LogicalTensor> tenso
 }
 
 Error emptied_error(const std::vector<std::string>& names) {
-  constexpr const char* kEmpty = "empty, as ZeRO 3 leaves them if it does not gather the parameters before it saves";
+  constexpr const char* kEmpty = "empty, as ZeRO 3 leaves parameters that it does not gather before it saves";
   Error error(ErrorKind::kBadInput,
               names.size() == 1 ? fmt::format("a tensor is {}: {}", kEmpty, list_names(names))
                                 : fmt::format("{} tensors are {}: {}", names.size(), kEmpty, list_names(names)));
@@ -314,8 +314,8 @@ std::string untied_partner(const ModelParameter& parameter, const Model& model) 
   return {};
 }
 
-/// Validates that an output head that config.json declares does not exist under another name.
-/// \throws Error kBadInput if only the head is missing and an extra tensor is at least as large.
+}  // namespace
+
 void validate_head(std::span<const LogicalTensor> tensors, const Model& model, const Misfits& misfits,
                    const std::filesystem::path& where) {
   if (!misfits.shapes.empty() || misfits.missing.size() > 1) return;
@@ -335,6 +335,8 @@ void validate_head(std::span<const LogicalTensor> tensors, const Model& model, c
             .hint("rename that tensor (`rename`), or leave it out (`drop`)");
   }
 }
+
+namespace {
 
 /// \param trained  Whether extra tensors are allowed.
 void validate(std::span<const LogicalTensor> tensors, const Model& model, const Misfits& misfits, bool trained,

@@ -34,6 +34,11 @@ Error emptied_error(const std::vector<std::string>& names);
 
 Misfits find_misfits(std::span<const LogicalTensor> tensors, const Model& model);
 
+/// Validates that an output head that config.json declares does not exist under another name.
+/// \throws Error kBadInput if only the head is missing and an extra tensor is at least as large.
+void validate_head(std::span<const LogicalTensor> tensors, const Model& model, const Misfits& misfits,
+                   const std::filesystem::path& where);
+
 /// Returns a remedy for missing tensors.
 std::string hint_for_missing(std::span<const std::string> missing, const Model& model);
 

@@ -352,9 +352,10 @@ class Cutter {
                                                : name == expected ? "with its elements in another order"
                                                                   : fmt::format("under the name {}", printable(name))))
         .tensor(expected)
-        .hint(cut_.prefix == "model." ? "rename the tensors with `rename` so that their names begin as the model's do"
-              : cut_.prefix.empty()   ? "choose a `prefix`, such as model"
-                                      : "choose another prefix, such as model");
+        .hint(std::string(cut_.prefix == "model." ? ""
+                          : cut_.prefix.empty()   ? "choose a `prefix`, such as model, or "
+                                                  : "choose another prefix, such as model, or ") +
+              "rename the tensors with `rename` so that their names begin as the model's do");
   }
 
   void add_chunks(std::uint32_t e) {

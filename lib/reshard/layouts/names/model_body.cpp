@@ -85,14 +85,18 @@ Body body_of(const std::vector<std::string>& names, std::string prefix, bool is_
     const std::string& name = names[i];
     if (name.empty()) continue;
     const bool is_inside = name.size() > body.prefix.size() && name.starts_with(body.prefix);
-    if (is_inside && (body.is_base || body.prefix.empty() ||
-                      modules.has_module_of(std::string_view(name).substr(body.prefix.size()))))
+    const auto known_at = known_names.prefix_bytes(name);
+    if (is_inside && modules.has_module_of(std::string_view(name).substr(body.prefix.size()))) continue;
+    const bool is_behind = known_at && (!is_inside || *known_at > body.prefix.size());
+    if (is_inside && (body.is_base || body.prefix.empty())) {
+      if (is_behind) body.elsewhere.push_back(i);
       continue;
+    }
     if (const auto bytes = begin_outside(name, body.prefix, modules))
       body.outside.emplace(i, *bytes);
     else if (!is_inside)
       body.others.push_back(i);
-    if (!is_inside && body.outside.count(i) == 0 && known_names.prefix_bytes(name)) body.elsewhere.push_back(i);
+    if (is_behind && body.outside.count(i) == 0) body.elsewhere.push_back(i);
   }
   return body;
 }

@@ -29,7 +29,7 @@ struct Body {
   bool is_base = false;                          // the names after the prefix lack the base model's own, "model."
   std::map<std::size_t, std::size_t> outside{};  // other entries of the model, and the size of the prefix of each
   std::vector<std::size_t> others{};             // entries that do not have the name of one of the model's modules
-  std::vector<std::size_t> elsewhere{};          // those of `others` that do, behind an unrelated prefix, ascending
+  std::vector<std::size_t> elsewhere{};          // entries that do, behind an unrelated prefix, ascending
 
   /// Whether all entries belong to the model, and the prefix to the body alone or to no whole model of its family.
   bool has_all() const;

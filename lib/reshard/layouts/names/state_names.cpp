@@ -14,6 +14,7 @@
 #include "reshard/base/strings.h"
 #include "reshard/layouts/names/known_names.h"
 #include "reshard/layouts/names/model_body.h"
+#include "reshard/specs/peft/adapter_config.h"
 
 namespace reshard {
 namespace {
@@ -417,6 +418,12 @@ void take_out_words(std::vector<std::string>& names, std::set<std::string>& wrap
   }
 }
 
+/// Whether PEFT saved the file, whose names all begin with words that trainers put before a model's.
+bool is_of_peft(const Container* file) {
+  const std::string name = file->path.filename().string();
+  return name == kAdapterSafetensorsFile || name == kAdapterPytorchFile;
+}
+
 bool is_extra_state(const TensorEntry& tensor) {
   return std::string_view(tensor.name).substr(tensor.name.rfind('.') + 1) == kExtraState;
 }
@@ -574,7 +581,7 @@ OldNames take_out_wrappers(std::span<Container* const> containers, const KnownMo
   std::vector<std::string> names = old;
   if (renames)
     for (std::string& name : names) name = model.rename(name);
-  take_out_words(names, wrappers);
+  if (std::none_of(containers.begin(), containers.end(), is_of_peft)) take_out_words(names, wrappers);
   if (!renames && wrappers.empty()) {
     note_removed(wrappers, extra_states, notes);
     return {};

@@ -6,12 +6,9 @@
 #include <vector>
 
 #include "reshard/layouts/core/layout.h"
+#include "reshard/specs/peft/adapter_config.h"
 
 namespace reshard {
-
-/// File names of an adapter as PEFT saves it, next to adapter_config.json.
-inline constexpr const char* kAdapterSafetensorsFile = "adapter_model.safetensors";
-inline constexpr const char* kAdapterPytorchFile = "adapter_model.bin";
 
 /// Folders of adapters' shards in a checkpoint's directory: adapter_NAME/adapter_shards (optimum-neuron).
 inline constexpr std::string_view kAdapterFolderPrefix = "adapter_";

@@ -15,11 +15,12 @@ namespace reshard {
 namespace {
 
 [[noreturn]] void refuse_list(const std::string& list, bool renames, const std::filesystem::path& where) {
-  throw Error(ErrorKind::kUnsupported, renames ? "lists parameters by name, and `rename` changes names"
-                                               : "lists parameters by name, and `drop` or `keep` leaves some out")
+  throw Error(ErrorKind::kUnsupported, renames
+                                           ? "lists parameters by name, and `rename` or `renumber-layers` changes names"
+                                           : "lists parameters by name, and `drop` or `keep` leaves some out")
       .in(where)
       .tensor(list)
-      .hint(std::string(renames ? "leave out `rename`" : "leave out `drop` and `keep`") +
+      .hint(std::string(renames ? "leave out `rename` and `renumber-layers`" : "leave out `drop` and `keep`") +
             ", or leave out `with-optimizer`; an optimizer saved with flatten_optimizer_state_dict=True has no such "
             "list");
 }

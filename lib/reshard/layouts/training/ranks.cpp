@@ -74,7 +74,7 @@ std::string ranks_loaded_by(const TargetRequest& request, const TargetPlan& plan
     text += grouped ? ", and optimum-neuron 0.0.21" : ", and optimum-neuron 0.0.18 to 0.0.21";
   else if (!grouped && plan.mesh.pp == 1)
     text += ", and optimum-neuron 0.0.15 to 0.0.17";
-  return text + (whole ? ", for runs with disable_embedding_parallelization" : "");
+  return text + (whole ? ", into a model with whole embeddings (disable_embedding_parallelization)" : "");
 }
 
 bool fuses_ranks_linears(const TargetRequest& request, const PartitionOptions& source) {

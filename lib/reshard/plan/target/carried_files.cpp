@@ -75,13 +75,12 @@ void note_weights_left(Carrier& carrier, const std::vector<fs::path>& weights) {
                            list_names(left, SIZE_MAX)));
 }
 
-/// Notes the files next to the weights that do not belong to the model.
+/// Notes the files next to the weights that are not known to belong to the model.
 void note_others_left(Draft& draft, const std::vector<std::string>& left) {
-  constexpr std::size_t kMost = 12;
   if (left.empty()) return;
   const bool one = left.size() == 1;
-  draft.note(fmt::format("left out, as {} not belong to the model: {}; `companions` all copies {}",
-                         one ? "it does" : "they do", list_names(left, kMost), one ? "it" : "them"));
+  draft.note(fmt::format("left out, as {} not known to belong to the model: {}; `companions` all copies {}",
+                         one ? "it is" : "they are", list_names(left, SIZE_MAX), one ? "it" : "them"));
 }
 
 /// Notes the tokenizer files in the output directory that the job does not replace: they may belong to another model.

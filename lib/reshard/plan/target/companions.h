@@ -20,7 +20,8 @@ struct Companions {
   std::vector<CopiedFile> files;
   std::vector<std::string> notes;                // on the folders and entries that were left out, as whole sentences
   std::vector<std::filesystem::path> weights{};  // files that were left out because they are named like weights
-  std::vector<std::string> left{};  // files that do not belong to the model; "folder/" if none in a folder does
+  std::vector<std::string>
+      left{};  // files that are not known to belong to the model; "folder/" if none in a folder does
 };
 
 /// Returns the files under `directory` that belong to the model (model_files.h), or all with CompanionFiles::kAll,

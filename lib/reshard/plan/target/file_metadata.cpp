@@ -88,6 +88,13 @@ void validate_metadata(Draft& draft, const LayoutTraits& target, const TargetPla
       noted.push_back(key);
       continue;
     }
+    if (target.name == whole_layout().traits().name && plan.format == Format::kSafetensors)
+      throw Error(ErrorKind::kUnsupported,
+                  fmt::format("its metadata has \"{}\", {}, and another file has another value: one file cannot carry "
+                              "both",
+                              key, needed->meaning))
+          .in(file_with(draft.source.map, key).path)
+          .hint("convert the files one by one");
     throw Error(ErrorKind::kUnsupported,
                 fmt::format("its metadata has \"{}\", {}: files of layout {} in {} cannot carry it", key,
                             needed->meaning, target.name, name(plan.format)))
@@ -101,9 +108,10 @@ void validate_metadata(Draft& draft, const LayoutTraits& target, const TargetPla
     const char* hint;
   };
   using enum Applied::Transform;
-  constexpr Change kChanges[] = {{kRename, false, "under other names", "leave out `rename` and `renumber-layers`"},
-                                 {kDrop, true, "without some of them", "leave out `drop` and `keep`"},
-                                 {kCast, true, "in another dtype", "leave out `dtype`"}};
+  constexpr Change kChanges[] = {
+      {kRename, false, "under other names", "leave out `rename` and `renumber-layers`"},
+      {kDrop, true, "without some of them", "leave out `drop`, `keep` and `extra-tensors` drop"},
+      {kCast, true, "in another dtype", "leave out `dtype`"}};
   const std::set<std::shared_ptr<const FileMetadata>> files(metadata.begin(), metadata.end());
   for (const NeededKey& needed : kNeededKeys) {
     const bool is_there =

@@ -30,9 +30,10 @@ struct ModelFile {
 constexpr ModelFile kModelFiles[] = {
     // The model itself, its task on ModelScope, and its sizes as Meta and Mistral store them.
     {Use::kOther, R"(config\.json|configuration\.json|params\.json)"},
-    // Vocabularies: tokenizer.json, vocab.txt, merges.txt, spiece.model, bpe.codes, tokenizer.model.v3, tekken.json.
+    // Vocabularies: tokenizer.json, vocab.txt, merges.txt, spiece.model, bpe.codes, tokenizer.model.v3, tekken.json, and
+    // those of some older tokenizers of Transformers: LUKE, BERTweet and PhoBERT, FSMT, Blenderbot.
     {Use::kTokenizer,
-     R"((tokenizer|vocab|merges|spiece|sentencepiece|bpe|tekken)[^/]*\.(json|jsonl|txt|model|bpe|codes|vocab|v\d\w*))"},
+     R"((tokenizer|vocab|merges|spiece|sentencepiece|bpe|tekken|entity_vocab|emoji|dict|encoder)[^/]*\.(json|jsonl|txt|model|bpe|codes|vocab|v\d\w*))"},
     // The same under the model's own name: qwen.tiktoken, ice_text.model; Marian's source.spm.
     {Use::kTokenizer, R"([^/]*\.(tiktoken|model|spm))"},
     {Use::kTokenizerSetting, R"((special_tokens_map|added_tokens)[^/]*\.json)"},
@@ -43,17 +44,23 @@ constexpr ModelFile kModelFiles[] = {
     {Use::kTokenizerSetting, R"(generation_config\.json)"},
     // Components with a folder of their own, as in pipelines of Diffusers.
     {Use::kOther, R"((tokenizer|processor|image_processor|feature_extractor|scheduler)(_\d)?/[^/]*)"},
-    // Whisper's spelling, and the language model of Wav2Vec2 with its alphabet.
-    {Use::kOther, R"(normalizer\.json|alphabet\.json|language_model/[^/]*)"},
-    // Quantisation as AutoGPTQ, AutoAWQ and ModelOpt store it, and the recipe of llm-compressor.
-    {Use::kOther, R"((quantize|quant|hf_quant|quantization)_config\.json|recipe\.yaml)"},
+    // The second tokenizer of InstructBLIP.
+    {Use::kTokenizer, R"(qformer_tokenizer/[^/]*)"},
+    // Whisper's spelling, and the alphabet of Wav2Vec2.
+    {Use::kOther, R"(normalizer\.json|alphabet\.json)"},
+    // Quantisation as AutoGPTQ, AutoAWQ, ModelOpt and ModelSlim store it, scales of the cache, and the recipe of
+    // llm-compressor.
+    {Use::kOther, R"((quantize|quant|hf_quant|quantization)_config\.json|quant_model_description[^/]*\.json)"},
+    {Use::kOther, R"(kv_cache_scales\.json|recipe\.yaml)"},
+    // Mistral's prompts.
+    {Use::kOther, R"([A-Z_]*SYSTEM_PROMPT[^/]*\.txt)"},
     // Sentence-Transformers: its list of modules, and the settings of each, such as 1_Pooling/config.json.
     {Use::kOther, R"(modules\.json|config_sentence_transformers\.json|sentence_\w+_config\.json|\d+_\w+/config\.json)"},
     // A decoding method that Transformers runs from the model's directory.
     {Use::kOther, R"(custom_generate/[^/]*\.(py|txt))"},
     // For people: a description, and the terms of use.
     {Use::kOther,
-     R"((?i)(readme|model[_-]?card|notice|copying|citation|use_policy|terms|([^/.]*[_-])?licen[cs]e)([^/.]*|[^/]*\.(md|txt|rst|pdf|html|cff|llama\w*))|licen[cs]es/[^/]*)"},
+     R"((?i)(readme|model[_-]?card|(third[_-]?party[_-]?)?notices?|copying|citation|use_policy|terms|([^/.]*[_-])?licen[cs]e)([^/.]*|[^/]*\.(md|txt|rst|pdf|html|cff|llama\w*))|licen[cs]es/[^/]*)"},
     // Transformers' Trainer saves these with each step.
     {Use::kOther, R"(trainer_state\.json|training_args\.bin)"},
 };
@@ -74,12 +81,13 @@ bool matches(const std::string& relative, Wanted&& wanted) {
                      [&](const auto& row) { return wanted(row.first) && row.second.matches_all_of(relative); });
 }
 
-/// Adds the texts at any depth below a member called `key`.
-void add_texts(const Json& value, std::string_view key, bool is_below, std::vector<std::string>& texts) {
-  if (is_below && value.is_string()) texts.push_back(value.get<std::string>());
+/// Adds the texts at any depth below a member called `key` that may name a class in a module.
+void add_classes(const Json& value, std::string_view key, bool is_below, std::vector<std::string>& texts) {
+  if (is_below && value.is_string() && value.get_ref<const std::string&>().find('.') != std::string::npos)
+    texts.push_back(value.get<std::string>());
   if (!value.is_structured()) return;
   for (const auto& [name, inner] : value.items())
-    add_texts(inner, key, is_below || (value.is_object() && name == key), texts);
+    add_classes(inner, key, is_below || (value.is_object() && name == key), texts);
 }
 
 /// Returns the words of Python's list of imported names, without their aliases.
@@ -128,7 +136,7 @@ struct CodeKey {
 };
 constexpr CodeKey kCodeKeys[] = {
     {kConfigFile, "auto_map"},
-    {kConfigFile, "custom_pipelines"},
+    {kConfigFile, "impl"},  // in custom_pipelines
     {"tokenizer_config.json", "auto_map"},
     {"processor_config.json", "auto_map"},
     {"preprocessor_config.json", "auto_map"},
@@ -142,14 +150,16 @@ std::vector<fs::path> named_modules(Files& files, const fs::path& directory) {
   for (const auto& [config, key] : kCodeKeys) {
     try {
       if (files.is_file(directory / config))
-        add_texts(read_json_file(files, directory / config, kMaxConfigBytes, JsonDialect::kPython), key, false, names);
+        add_classes(read_json_file(files, directory / config, kMaxConfigBytes, JsonDialect::kPython), key, false,
+                    names);
     } catch (const Error& error) {
       if (is_disk_fault(error)) throw;
     }
   }
   std::vector<fs::path> modules;
   for (const std::string& name : names) {
-    if (name.find("--") != name.npos) continue;  // in another repository
+    // In another repository, or in the program itself.
+    if (name.find("--") != name.npos || name.starts_with("sentence_transformers.")) continue;
     fs::path& module = modules.emplace_back();
     for (const std::string& part : split(name.substr(0, name.rfind('.')), '.')) module /= part;
   }

@@ -12,6 +12,7 @@
 #include "reshard/layouts/core/misfits.h"
 #include "reshard/layouts/core/strangers.h"
 #include "reshard/layouts/core/tied_tensors.h"
+#include "reshard/plan/transforms/kept_layers.h"
 #include "reshard/plan/transforms/select.h"
 #include "reshard/specs/model/language_model.h"
 
@@ -38,18 +39,30 @@ void validate_shapes(Draft& draft, const Misfits& misfits) {
                          printable(tensor->name), what));
 }
 
+/// Whether layers have other numbers than in the source.
+bool is_renumbered(const Draft& draft) {
+  return draft.layers && !draft.layers->are_first();
+}
+
 /// Returns the tensors in config.json that are not wanted and that no name rule explains; notes the others.
 std::vector<std::string> missing_tensors(Draft& draft, const Misfits& misfits, const NameRules& rules) {
+  const bool renumbers = is_renumbered(draft);
   const std::unordered_set<std::string_view> dropped(draft.dropped.begin(), draft.dropped.end());
-  std::unordered_set<std::string_view> renamed_away;
-  for (std::size_t i = 0; i < draft.old_names.size(); ++i)
-    if (draft.source.map.logical[i].name != draft.old_names[i]) renamed_away.insert(draft.old_names[i]);
+  std::unordered_set<std::string_view> dropped_there, renamed_away;  // names in the source
+  for (std::size_t i = 0; i < draft.old_names.size(); ++i) {
+    const std::string &old = draft.old_names[i], &now = draft.source.map.logical[i].name;
+    if (dropped.count(now) > 0)
+      dropped_there.insert(old);
+    else if (now != (renumbers ? renumbered(old, *draft.layers) : old))
+      renamed_away.insert(old);
+  }
   std::vector<std::string> missing;
   std::size_t left_out = 0, other_names = 0;
   for (const std::string& name : misfits.missing) {
-    if (dropped.count(name) > 0 || is_dropped(rules, name))
+    const std::string there = renumbers ? name_before_renumbering(name, *draft.layers) : name;
+    if (dropped_there.count(there) > 0 || (!renumbers && dropped.count(name) > 0) || is_dropped(rules, there))
       ++left_out;
-    else if (renamed_away.count(name) > 0)
+    else if (renamed_away.count(there) > 0)
       ++other_names;
     else
       missing.push_back(name);
@@ -86,10 +99,12 @@ void note_moved_layers(Draft& draft, const Model& renamed) {
   const Checkpoint& source = draft.source;
   if (!source.language_model.family) return;
   const std::string &usual = source.language_model.family->layers, &now = renamed.family->layers;
-  if (now == usual || now == source.model->family->layers) return;
+  const bool is_own = now == source.model->family->layers;
+  if (now == usual || (is_own && !usual.ends_with("." + now))) return;  // parts of larger models have other names
   if (is_base_alone(draft, *source.language_model.family, now)) return;
-  draft.note(fmt::format("`rename` gives layers the names {}.*; programs that load a model of family {} look for {}.*",
-                         now, renamed.family->model_type, usual));
+  draft.note(fmt::format("{} {}.*; programs that load a model of family {} look for {}.*",
+                         is_own ? "layers have the names" : "`rename` gives layers the names", now,
+                         renamed.family->model_type, usual));
 }
 
 /// Validates tensors that are not split, or whose split is recorded in files: some may be missing, and others may be
@@ -104,6 +119,7 @@ void validate_complete(Draft& draft, const Request& request) {
   const Model model = renamed_model(draft, request.names, source.map.logical);
   const Misfits misfits = find_misfits(draft.wanted, model);
   validate_shapes(draft, misfits);
+  if (!request.allow_missing) validate_head(draft.wanted, model, misfits, source.path);
   note_moved_layers(draft, model);
   // When training checkpoints are read, this was noted already, unless they may change.
   if (!misfits.unlisted.empty() && request.source.extra == ExtraTensors::kRefuse &&
@@ -126,9 +142,13 @@ void validate_complete(Draft& draft, const Request& request) {
         .in(source.path)
         .tensor((*peft)->name)
         .hint(kHintForPeft);
-  throw Error(ErrorKind::kBadInput, fmt::format("{}: {}", what, list_names(missing)))
+  const bool renumbers = is_renumbered(draft);
+  throw Error(ErrorKind::kBadInput,
+              fmt::format("{}{}: {}", what, renumbers ? " under the new numbers of layers" : "", list_names(missing)))
       .in(source.path)
-      .hint(hint_for_missing(missing, model) + "; `allow-missing` writes the existing tensors");
+      .hint((renumbers ? "the checkpoint is incomplete, or config.json has other kinds of layers for these numbers"
+                       : hint_for_missing(missing, model)) +
+            "; `allow-missing` writes the existing tensors");
 }
 
 /// Validates that the tensors are exactly the model's.
@@ -145,14 +165,16 @@ void validate_explained(Draft& draft, const Request& request) {
     validate_against_model(draft.wanted, *draft.model, request.source.path, request.source.extra);
   } catch (Error& error) {
     if (!request.names.renames.empty() || !draft.dropped.empty())
-      throw error.hint(
-          "with `rename`, `drop` and `keep`, the remaining tensors must be the model of config.json; if only some "
-          "layers are left, `renumber-layers` numbers them from 0");
+      throw error.hint("with `rename`, `drop` and `keep`, the remaining tensors must be the model of config.json; " +
+                       std::string(is_renumbered(draft)
+                                       ? "it may have other kinds of layers for the new numbers"
+                                       : "if only some layers are left, `renumber-layers` numbers them from 0"));
     // Reading the source found all tensors of config.json, so these are additional ones.
     if (source.layout != nullptr && source.layout->traits().needs_no_mesh())
       error.hint(error.hint() + "; to leave out a trainer's other tensors, such as buffers, use `drop`");
     throw;
   }
+  note_moved_layers(draft, *draft.model);
 }
 
 }  // namespace

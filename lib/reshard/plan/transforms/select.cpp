@@ -66,6 +66,9 @@ void select_layers(Draft& draft, const NameRules& rules, const std::vector<bool>
           fmt::format("under their new numbers, some layers have another kind of attention, according to {} in "
                       "config.json; a list `layer_types` there would be cut with the layers",
                       list_names(layers->kinds)));
+    if (!layers->patterns.empty() && !layers->are_first())
+      draft.note("quantization_config has patterns that may contain numbers of layers, which stay as they are: " +
+                 list_names(layers->patterns));
     draft.layers = std::move(layers);
     return;
   }
@@ -87,7 +90,7 @@ void rename(Draft& draft, const NameRules& rules, const std::vector<bool>& dropp
     if (map.logical[i].constant() || map.logical[i].role == TensorRole::kPart) continue;
     const std::string& old = draft.old_names[i];
     std::string& name = new_names[i];
-    if (renumbers && !dropped[i]) name = renumbered(old, draft.source.model->family->layers, *draft.layers);
+    if (renumbers && !dropped[i]) name = renumbered(old, *draft.layers);
     for (std::size_t r = 0; r < rules.renames.size(); ++r) {
       const auto& [pattern, replacement] = rules.renames[r];
       if (!pattern.matches(name)) continue;

@@ -40,7 +40,7 @@ struct QuantizationScheme;
 ///   … "refused"     instead of all that: why this scheme cannot be partitioned
 ///   kept            last parts of the names of tensors that keep their dtype, such as scales; with "kept_beside", only next to
 ///                   a tensor whose name ends with that part
-///   recognised_by   suffixes of the names of two tensors, the first of U8, that show an undeclared "only_family"
+///   recognised_by   suffixes of the names of two U8 tensors that show an undeclared "only_family"
 ///   dtype_of_others   true: a requested dtype applies to the tensors that are not quantised, and to no scales
 ///   undeclared      the program that quantises writes no quantization_config. Which key of it follows from the dtype of
 ///                   the quantised weights, with its values; in a scheme, its other keys

@@ -13,6 +13,9 @@
 namespace reshard {
 
 inline constexpr const char* kAdapterConfigFile = "adapter_config.json";
+/// File names of an adapter as PEFT saves it, next to adapter_config.json.
+inline constexpr const char* kAdapterSafetensorsFile = "adapter_model.safetensors";
+inline constexpr const char* kAdapterPytorchFile = "adapter_model.bin";
 /// Next to a sharded adapter: its adapter_config.json before entries for fused linears were added.
 inline constexpr const char* kUnfusedConfigFile = "adapter_config.unfused.json";
 
