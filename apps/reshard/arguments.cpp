@@ -99,7 +99,10 @@ Error usage_error(const Command& program, const std::vector<std::string>& argume
     return Error(ErrorKind::kUsage, "a subcommand is needed: " + join(commands, ", ")).hint("see reshard --help");
   }
   if (std::find(commands.begin(), commands.end(), *first) == commands.end()) {
-    const std::string guess = nearest(*first, commands);
+    std::string guess = nearest(*first, commands);
+    // "neuron consolidate", as in optimum-cli
+    const auto later = std::find_first_of(first, arguments.end(), commands.begin(), commands.end());
+    if (guess.empty() && later != arguments.end()) guess = "reshard " + *later;
     return Error(ErrorKind::kUsage, "there is no subcommand " + printable(*first))
         .hint(guess.empty() ? "the subcommands are " + join(commands, ", ") : "did you mean " + guess + "?");
   }

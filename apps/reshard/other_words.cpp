@@ -56,7 +56,13 @@ struct Advice {
 };
 
 constexpr std::string_view kFirstArgument = "give the path without an option, as the first argument";
+constexpr std::string_view kZero1 =
+    "leave it out for weights, which ZeRO-1 does not shard; --with-optimizer includes the optimizer's states, if the "
+    "source is a training run";
 constexpr std::string_view kSecondArgument = "give the path without an option, as the second argument";
+
+constexpr std::string_view kInDescription =
+    "--spec, the path of a description of the model, in which each module has it";
 
 /// Options that have another meaning here or are unnecessary. Commands with --tp write ranks, commands with --force
 /// write.
@@ -64,6 +70,8 @@ constexpr Advice kAdvice[] = {
     {"--save-xser", "--tp", "--format xser; for False, leave it out"},
     {"--use-xser", "--tp", "--format xser; for False, leave it out"},
     {"--use-xser", "", "leave it out: the files show whether they are xser"},
+    {"--xser", "--tp", "--format xser; for False, leave it out"},
+    {"--save-load-xser", "--tp", "--format xser; for False, leave it out"},
     {"--convert-to-xser", "--tp", "--format xser; for False, leave it out"},
     {"--load-xser", "", "leave it out: the files show whether they are xser"},
     {"--convert-from-xser", "--force",
@@ -120,10 +128,10 @@ constexpr Advice kAdvice[] = {
     {"--modules-to-not-convert", "--quantization",
      "--quantization TYPE:DTYPE:MODULES, or --for the compiled model's directory"},
     {"--nxdt-yaml-config", "--config", "--config, which takes the model's config.json"},
-    {"--zero-1", "--with-optimizer", "--with-optimizer, which takes along the optimizer's states, those of ZeRO-1 too"},
+    {"--zero-1", "--with-optimizer", kZero1},
+    {"--use-zero-1", "--with-optimizer", kZero1},
     {"--zero-1", "", "leave it out: ZeRO-1 shards the optimizer's states, but not the weights"},
-    {"--use-zero1-optimizer", "--with-optimizer",
-     "--with-optimizer, which takes along the optimizer's states, those of ZeRO-1 too"},
+    {"--use-zero1-optimizer", "--with-optimizer", kZero1},
     {"--use-zero1-optimizer", "", "leave it out: ZeRO-1 shards the optimizer's states, but not the weights"},
     {"--nproc-per-node", "", "leave it out: --threads says how many threads to use"},
     {"--auto-partition", "--pp", "leave it out: --pp divides the layers evenly unless --pipeline-cuts is given"},
@@ -141,6 +149,14 @@ constexpr Advice kAdvice[] = {
     {"--resume-from-checkpoint", "", kFirstArgument},
     {"--async-save", "--force", "leave it out: reshard ends when all files are written"},
     {"--lazy-load", "", "leave it out: reshard reads no more at a time than fits into --max-memory"},
+    {"--param-init-fn", "", "leave it out: all values come from the checkpoint"},
+    {"--save-weights", "", "leave it out: reshard writes weights, and no compiled model"},
+    {"--overwrite-output-dir", "--force", "--force"},
+    {"--neuron-cores", "--tp", "--tp"},
+    {"--stride", "--spec", kInDescription},
+    {"--fuse-axis", "--spec", kInDescription},
+    {"--original-dims", "--spec", kInDescription},
+    {"--linear-names", "--spec", kInDescription},
     {"--transformer-layer-cls", "", "leave it out: the layers are found without it"},
     {"--model-style", "--model-source", "--model-source megatron for that style of NxD Training's ranks"},
     {"--model-key", "", "leave it out: the state dict in a file is found without it"},
@@ -175,6 +191,7 @@ constexpr std::string_view kRuntimeOptions[] = {
     "--enable-bucketing",
     "--enable-saturate-infinity",
     "--flash-decoding-enabled",
+    "--gradient-checkpointing",
     "--instance-type",
     "--kv-cache-quant",
     "--logical-nc-config",
@@ -187,6 +204,7 @@ constexpr std::string_view kRuntimeOptions[] = {
     "--num-microbatches",
     "--on-device-sampling",
     "--per-device-train-batch-size",
+    "--priority-model-key",
     "--prompt",
     "--seq-len",
     "--sequence-length",
@@ -197,6 +215,7 @@ constexpr std::string_view kRuntimeOptions[] = {
     "--task-type",
     "--tkg-batch-size",
     "--trust-remote-code",
+    "--use-flash-attention",
 };
 
 std::string with_hyphens(std::string name) {

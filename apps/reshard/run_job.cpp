@@ -107,14 +107,14 @@ std::uint64_t source_bytes(const Job& job) {
 void look_at_output(const Job& job, const CommonArguments& arguments, const Stores& stores,
                     const std::function<void(const std::string&)>& tell) {
   Storage& storage = stores.target();
-  if (!arguments.dry_run)
-    for (const std::string& note : finish_swaps(storage, job)) tell(note);
+  const std::vector<std::string> finished = arguments.dry_run ? std::vector<std::string>() : finish_swaps(storage, job);
+  for (const std::string& note : finished) tell(note);
   try {
     validate_output(stores, job);
   } catch (Error& error) {
     if (arguments.clean)
       for (const std::string& note : clean(storage, job)) tell(note);
-    if (arguments.resume && error.hint().starts_with("pass `force`"))
+    if ((arguments.resume || !finished.empty()) && error.code() == std::errc::file_exists)
       error.hint(
           "if an earlier run of this command completed, these are its outputs, and nothing is left to resume; "
           "otherwise " +

@@ -22,7 +22,9 @@ class TestDirectories final : public Directories {
   std::function<void(const char* step, const std::filesystem::path& path)> before = [](const char*,
                                                                                        const std::filesystem::path&) {};
 
-  bool is_link(const std::filesystem::path& path) override { return local_directories().is_link(path); }
+  std::optional<std::string> link_target(const std::filesystem::path& path) override {
+    return local_directories().link_target(path);
+  }
   bool is_own(const std::filesystem::path& path) override { return owns && local_directories().is_own(path); }
   std::optional<Access> access(const std::filesystem::path& path) override { return local_directories().access(path); }
   void set_access_bits(const std::filesystem::path& path, std::uint32_t bits) override {

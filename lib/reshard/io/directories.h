@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <string>
 #include <string_view>
 
 namespace reshard {
@@ -56,8 +57,10 @@ class Directories {
  public:
   virtual ~Directories() = default;
 
+  /// Returns what the link `path` contains; std::nullopt if it is no link, or if that is unknown.
+  virtual std::optional<std::string> link_target(const std::filesystem::path& path) = 0;
   /// Whether `path` itself is a link; false if unknown.
-  virtual bool is_link(const std::filesystem::path& path) = 0;
+  bool is_link(const std::filesystem::path& path) { return link_target(path).has_value(); }
   /// Whether `path` is a directory, not a link, and has the owner that this process's new directories there get.
   virtual bool is_own(const std::filesystem::path& path) = 0;
 

@@ -156,9 +156,10 @@ bool copy_extended_attributes(const fs::path& from, const fs::path& to) {
 
 class LocalDirectories final : public Directories {
  public:
-  bool is_link(const fs::path& path) override {
-    struct stat status {};
-    return ::lstat(path.c_str(), &status) == 0 && S_ISLNK(status.st_mode);
+  std::optional<std::string> link_target(const fs::path& path) override {
+    std::error_code failed;
+    const fs::path target = fs::read_symlink(path, failed);
+    return failed ? std::nullopt : std::optional(target.string());
   }
 
   bool is_own(const fs::path& path) override {

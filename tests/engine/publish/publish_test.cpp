@@ -160,6 +160,21 @@ TEST_CASE("A user's copy of a rank file is kept, although it has the record of t
   CHECK(fs::exists(rank / name));
 }
 
+TEST_CASE("A link in the place of an output is replaced, and what it leads to stays") {
+  const Model model;
+  const fs::path out = model.temp / "out";
+  const std::string weights = GENERATE("../elsewhere/file", "/nowhere", "neighbour");
+  write_file(model.temp / "elsewhere/file", "mine");
+  write_file(out / "neighbour", "mine");
+  for (const char* name : {"model.safetensors", "config.json"}) fs::create_symlink(weights, out / name);
+  convert(model.temp / "model", out, {.layout = "hf", .force = true});
+  for (const char* name : {"model.safetensors", "config.json"})
+    CHECK(fs::is_regular_file(fs::symlink_status(out / name)));
+  CHECK((read_model(out) == read_model(model.temp / "model")));
+  CHECK(read_file(model.temp / "elsewhere/file") == "mine");
+  CHECK(read_file(out / "neighbour") == "mine");
+}
+
 TEST_CASE("What is of another kind in the place of an output is refused even with force") {
   const Model model;
   const fs::path out = model.temp / "out", shards = out / "tensor_parallel_shards";

@@ -20,9 +20,10 @@ namespace fs = std::filesystem;
 constexpr std::string_view kFirstLine = "reshard old outputs 1\n";
 constexpr std::uint64_t kMaxOldFileBytes = std::uint64_t{64} << 20;  // same as for a staging directory's mark
 
-/// Renaming does not change it. A link is not the file that it leads to.
+/// Renaming does not change it. A link is not the file that it leads to, and may lead nowhere from another place.
 std::string stamp_of(Storage& storage, const fs::path& path) {
-  return (storage.directories().is_link(path) ? "link " : "") + storage.lasting_stamp(path).text();
+  const auto target = storage.directories().link_target(path);
+  return target ? "link " + *target : storage.lasting_stamp(path).text();
 }
 
 bool is_folder(Storage& storage, const fs::path& path) {

@@ -282,6 +282,7 @@ void validate_output(const Stores& stores, const Job& job) {
                             present.size() == 1 ? "one output already exists" : "some outputs already exist",
                             list_names(present)))
         .in(directory)
+        .code(std::make_error_code(std::errc::file_exists))
         .hint(std::string("pass `force` to replace ") + (present.size() == 1 ? "it" : "them") +
               ", or choose another output directory");
   if (!present.empty() && !job.manifest && is_taken(storage, directory / kManifestFile))

@@ -169,7 +169,8 @@ std::string hint_for_model(const Checkpoint& checkpoint) {
     return fmt::format(
         "{} has no \"model_type\": choose a built-in family with `family`, or give a description with `spec`",
         checkpoint.config.string());
-  return "copy the model's config.json into " + checkpoint.directory.string() + ", or set `config` to its path";
+  return "copy the model's config.json into " + checkpoint.directory.string() +
+         ", or set `config` to its path; without one, describe the model with `spec`";
 }
 
 void recognise_quantization(Files& files, Checkpoint& checkpoint, std::vector<Container>& containers,

@@ -58,7 +58,9 @@ ModelConfig read_model_config(Files& files, const std::filesystem::path& directo
   if (!file)
     throw Error(ErrorKind::kBadInput, "contains no config.json, which describes the tensors")
         .in(directory)
-        .hint("give the model's own directory, with config.json next to the weights, or set `config` to its path");
+        .hint(
+            "give the model's own directory, with config.json next to the weights, or set `config` to its path; "
+            "without one, describe the model with `spec`");
   return read_model_config_file(files, *file);
 }
 
