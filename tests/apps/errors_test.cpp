@@ -111,6 +111,8 @@ TEST_CASE("an unknown option or subcommand is an error with the nearest match") 
   check_fails({"inspect", kModel, "--version"}, 2, {"try: reshard --version"});
   check_fails({"shard", kModel, "o", "-q"}, 2, {"try: --quiet"});
   check_fails({"shrad"}, 2, {"there is no subcommand shrad", "did you mean shard?"});
+  check_fails({"neuron", "consolidate", "a", "b"}, 2,
+              {"there is no subcommand neuron", "did you mean reshard consolidate?"});
 }
 
 TEST_CASE("convert names its own option where it is given one of a source, or the library speaks of one") {
