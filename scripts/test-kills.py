@@ -111,8 +111,7 @@ def main():
     if len(sys.argv) not in (2, 3):
         sys.exit("usage: scripts/test-kills.py BUILD [STEP]")
     if shutil.which("strace") is None:
-        print("test-kills.py: skipped, since strace is not installed")
-        return
+        sys.exit("test-kills.py: strace is not installed")
     build, step = os.path.abspath(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) == 3 else 8
     program = os.path.join(build, "apps/reshard/reshard")
     with tempfile.TemporaryDirectory(prefix="reshard-kills-") as work:
