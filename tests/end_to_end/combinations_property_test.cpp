@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "reshard/layouts/interrupted_swap.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/errors.h"
@@ -40,7 +41,8 @@ struct Combination {
   void write_others(const fs::path& path, const TensorMap& tensors) {
     path.extension() == ".safetensors" ? write_safetensors(source / path, tensors)
                                        : write_torch(source / path, tensors);
-    hold(tensors, {path.filename().string(), path.begin()->string()});
+    const bool is_nested = path.has_parent_path();
+    hold(tensors, {path.string(), (is_nested ? " " : "") + path.begin()->string()});
   }
   void write_foreign(const std::string& path) {
     write_file(source / path, path);
@@ -146,20 +148,26 @@ void add_to_model(Combination& c) {
     write_file(c.source / "lora/adapter_config.json", kAdapterConfig);
   }
   if (c.may(5)) {
-    write_model(c.source / "other", model, random_tensors(model, c.random));
-    c.hold(read_tensors(c.source / "other/model.safetensors"), {"other"});
+    write_model(c.source / "elsewhere", model, random_tensors(model, c.random));
+    c.hold(read_tensors(c.source / "elsewhere/model.safetensors"), {"elsewhere"});
   }
+  if (c.may(5)) write_file(c.source / ".reshard-AbCdEf/model.safetensors", "a killed run's, and nobody's output");
   for (const char* name : {"train.py", "logs/train.log", "id_rsa", "demo.mp4", "README.md", "tokenizer.json",
                            "1_Pooling/config.json", "chat_template.jinja"})
     if (c.may(3)) c.write_foreign(name);
 }
 
-/// Spoils the weights that are read: an unfinished download, or a parameter that ZeRO 3 has left empty.
+/// Spoils the weights that are read: an unfinished download, outputs that a killed run was about to replace, or a
+/// parameter that ZeRO 3 has left empty.
 void spoil(Combination& c) {
   const bool is_shards = fs::exists(c.source / ".metadata") || fs::exists(c.source / "tensor_parallel_shards");
   if (is_shards && find_whole(c.source)) return;  // others are read
   const fs::path& file = c.read[pick(c.random, 0, c.read.size() - 1)];
-  if (c.may(2)) {
+  if (c.may(4)) {
+    const fs::path staging = c.source / ".reshard-XyZabc";
+    write_file(staging / ".swap", swap_record({file.lexically_relative(c.source)}));
+    c.must_say = {"a run was killed while it published its outputs"};
+  } else if (c.may(2)) {
     const char* const suffixes[] = {".aria2", ".part", ".incomplete", ".crdownload"};
     const fs::path control = file.string() + suffixes[pick(c.random, 0, 3)];
     write_file(control, "");
@@ -196,7 +204,7 @@ void check_kept(const Combination& c, const fs::path& output, const std::string&
       const auto [begin, end] = found.equal_range(name);
       const bool is_kept =
           std::any_of(begin, end, [&, &value = tensor](const auto& one) { return one.second == value; });
-      INFO(name);
+      INFO(name << " of " << (held.names.empty() ? std::string("all") : held.names.front()) << "; notes: " << notes);
       CHECK((is_kept || says_any(notes, held.names)));
     }
   for (const std::string& path : c.foreign) {

@@ -114,9 +114,10 @@ void validate_elsewhere(const Body& body, std::span<const std::string> entries, 
       if (looks_for_copies && (own_names.count(name) > 0 || is_of_average(prefix)))
         copies.insert(std::move(prefix));
       else if (!looks_for_copies && copies.count(prefix) == 0)
-        throw Error(ErrorKind::kBadInput,
-                    fmt::format("may be the model's {}, but has the prefix {}, and the other tensors {}",
-                                printable(name), printable(prefix), printable(body.prefix)))
+        throw Error(
+            ErrorKind::kBadInput,
+            fmt::format("may be the model's {}, but has the prefix {}, and the other tensors {}", printable(name),
+                        printable(prefix), body.prefix.empty() ? "none" : printable(body.prefix)))
             .tensor(entries[i])
             .hint(kHintForPrefixes);
     }
