@@ -303,8 +303,8 @@ void add_options(CLI::App& app, Options& options) {
   app.add_option("--max-file-size", options.max_file_size, "maximum tensor bytes per file, such as 5GB or 64MiB");
   app.add_option("--seed", options.seed, "other numbers for another seed");
   app.add_flag("--adam", options.adam,
-               "with AdamW's states under the names that trainers give them, and without a config.json: what "
-               "`reshard convert --to dcp` makes a checkpoint of a training run of");
+               "with AdamW's states under the names that trainers give them, and without a config.json: an "
+               "input of make_training");
   app.add_flag("--sparse", options.sparse, "headers only: the tensors are holes, read as zeros and take no disk");
 }
 

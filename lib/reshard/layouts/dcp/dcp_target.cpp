@@ -355,7 +355,8 @@ class Cutter {
         .hint(std::string(cut_.prefix == "model." ? ""
                           : cut_.prefix.empty()   ? "choose a `prefix`, such as model, or "
                                                   : "choose another prefix, such as model, or ") +
-              "rename the tensors with `rename` so that their names begin as the model's do");
+              "rename the tensors with `rename` so that their names begin as the model's do, or leave them out with "
+              "`drop`");
   }
 
   void add_chunks(std::uint32_t e) {
