@@ -56,13 +56,12 @@ struct Advice {
 };
 
 constexpr std::string_view kFirstArgument = "give the path without an option, as the first argument";
+constexpr std::string_view kSecondArgument = "give the path without an option, as the second argument";
 constexpr std::string_view kZero1 =
     "leave it out for weights, which ZeRO-1 does not shard; --with-optimizer includes the optimizer's states, if the "
     "source is a training run";
-constexpr std::string_view kSecondArgument = "give the path without an option, as the second argument";
-
 constexpr std::string_view kInDescription =
-    "--spec, the path of a description of the model, in which each module has it";
+    "--spec, the path of a description of the model, which says how its linears are split and fused";
 
 /// Options that have another meaning here or are unnecessary. Commands with --tp write ranks, commands with --force
 /// write.

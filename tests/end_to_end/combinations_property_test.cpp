@@ -151,7 +151,7 @@ void add_to_model(Combination& c) {
     write_model(c.source / "elsewhere", model, random_tensors(model, c.random));
     c.hold(read_tensors(c.source / "elsewhere/model.safetensors"), {"elsewhere"});
   }
-  if (c.may(5)) write_file(c.source / ".reshard-AbCdEf/model.safetensors", "a killed run's, and nobody's output");
+  if (c.may(5)) write_file(c.source / ".reshard-AbCdEf/model.safetensors", "not an output");
   for (const char* name : {"train.py", "logs/train.log", "id_rsa", "demo.mp4", "README.md", "tokenizer.json",
                            "1_Pooling/config.json", "chat_template.jinja"})
     if (c.may(3)) c.write_foreign(name);

@@ -118,6 +118,21 @@ TEST_CASE("A key without which no program can use the tensors is an error where 
   CHECK_FALSE(fs::exists(temp / "out"));
 }
 
+TEST_CASE("Two values of such a key do not fit into one file, and the files can be converted one by one") {
+  const TempDir temp;
+  for (const char* number : {"1", "2"})
+    write_with_metadata(temp / "in" / ("model-0000" + std::string(number) + "-of-00002.safetensors"),
+                        {{number, bytes_of('a')}}, {{"lora_adapter_metadata", number}});
+  check_refused([&] { convert(temp / "in", temp / "out"); },
+                {.kind = ErrorKind::kUnsupported,
+                 .path = temp / "in/model-00001-of-00002.safetensors",
+                 .says = {"lora_adapter_metadata", "another file has another value"},
+                 .hint = "one by one",
+                 .unwritten = temp / "out"});
+  convert(temp / "in/model-00002-of-00002.safetensors", temp / "out");
+  CHECK(header_of(temp / "out/model.safetensors")["__metadata__"]["lora_adapter_metadata"] == "2");
+}
+
 TEST_CASE("Metadata that merely informs is left out of other formats and layouts with a note") {
   const TempDir temp;
   const Input input;

@@ -266,21 +266,20 @@ std::optional<KeptLayers> find_kept_layers(const Checkpoint& source, const std::
   layers.all = source.model->layers;
   const std::vector<std::string> counts = family->num_layers ? family->num_layers.keys() : std::vector<std::string>();
   if (counts.empty()) return std::nullopt;
+  const Json& config = *source.language_model.config.json;
   layers.key = counts.front();
-  const Json* count = find_key(*source.language_model.config.json, layers.key);
-  for (const char* key : kLayerCounts)  // the name may be a family's default for another
-    if (const Json* const other = find_key(*source.language_model.config.json, key); count == nullptr) {
-      count = other;
-      layers.key = key;
-    }
+  if (find_key(config, layers.key) == nullptr)  // the family takes it from another key
+    for (const char* key : kLayerCounts)
+      if (find_key(config, key) != nullptr) layers.key = key;
+  const Json* const count = find_key(config, layers.key);
   if (count == nullptr || !count->is_number_unsigned()) return std::nullopt;
   layers.count = count->get<std::uint64_t>();
   if (layers.count > layers.all || (layers.count < layers.all && counts.size() != 2)) return std::nullopt;
   if (layers.count < layers.all) layers.more = counts.back();
   layers.lists = keys_of(*family);
-  if (const Json* const quantization = find_key(*source.language_model.config.json, kQuantization))
+  if (const Json* const quantization = find_key(config, kQuantization))
     add_patterns(*quantization, layers, layers.patterns);
-  layers.kinds = keys_of_kinds(*source.language_model.config.json, layers);
+  layers.kinds = keys_of_kinds(config, layers);
   return layers;
 }
 

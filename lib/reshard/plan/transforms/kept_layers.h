@@ -30,7 +30,7 @@ struct KeptLayers {
   bool are_first() const { return kept.empty() || kept.back() + 1 == kept.size(); }
 };
 
-/// Returns the layers of which some tensor is not dropped; std::nullopt if these are all or none, or if the model or the
+/// Returns the layers that keep some tensor; std::nullopt if these are all or none, or if the model or the
 /// key with the number of its layers is unknown.
 std::optional<KeptLayers> find_kept_layers(const Checkpoint& source, const std::vector<bool>& dropped);
 
