@@ -5,6 +5,7 @@
 
 #include "reshard/base/strings.h"
 #include "support/architectures.h"
+#include "support/checkpoints.h"
 #include "support/input.h"
 #include "support/local_files.h"
 #include "support/refusals.h"
