@@ -163,7 +163,8 @@ TEST_CASE("Objects of other classes are refused by their name") {
           "has an object of pkg.Sharded instead of a tensor", "w", ErrorKind::kUnsupported);
   refused(dcp::metadata_bytes(text("w") + object("pkg", "TensorStorageMetadata", "}"), ""), "pkg.TensorStorageMetadata",
           "w", ErrorKind::kUnsupported);
-  refused(dcp::metadata_bytes(entry, index + object("pkg", "_StorageInfo", "}")), "calls pkg._StorageInfo", "");
+  refused(dcp::metadata_bytes(entry, index + object("pkg", "_StorageInfo", "}")),
+          "has an object of pkg._StorageInfo instead of a _StorageInfo");
   refused(dcp::metadata_bytes(entry, index + text("f")), "has a string instead of a _StorageInfo");
   refused(dcp::metadata_bytes(entry, text("w") + place), "has a string instead of a MetadataIndex", "");
   refused(dcp::metadata_bytes(entry, index + call(metadata_module, "StorageMeta", {})), "instead of a _StorageInfo");

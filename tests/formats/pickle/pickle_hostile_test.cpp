@@ -129,6 +129,9 @@ TEST_CASE("What runs code when Python loads it is refused by its name") {
       {"functools.partial", "cfunctools\npartial\n" + args, 27, "functools.partial"},
       {"a function that nobody knows", "cwhatever.pkg\nload\n" + args, 27, "whatever.pkg.load"},
       {"a hidden function", "cwhatever\n_make\n" + args, 24, "whatever._make"},
+      {"signal.raise_signal", "csignal\nraise_signal\n" + args, 29, "signal.raise_signal"},
+      {"a class that writes a file", "cio\nFileIO\n" + args, 19, "io.FileIO"},
+      {"a class that connects", "cftplib\nFTP\n" + args, 20, "ftplib.FTP"},
       {"torch.hub.load", "ctorch.hub\nload\n" + args, 24, "torch.hub.load"},
       {"torch.storage._load_from_bytes", "ctorch.storage\n_load_from_bytes\n" + args, 40, "_load_from_bytes"},
       {"a name with control characters", "cx\n\x1b[31mred\n" + args, 20, "x.\\x1b[31mred"},
@@ -157,9 +160,31 @@ TEST_CASE("What a known function is given to call is judged as if it were called
   refuse_pickle(circle, "calls nested more deeply");
   const std::string good = "cnumpy.random._pickle\n__randomstate_ctor\n" + raw("X\7\0\0\0MT19937") +
                            "cnumpy.random._pickle\n__bit_generator_ctor\n\x86R.";
-  CHECK(read_pickle(good, "f").unknown_classes().empty());
+  CHECK(read_pickle(good, "f").unknown_objects().empty());
   const std::string without = from_type + ")R.";
-  CHECK(read_pickle(without, "f").unknown_classes().empty());
+  CHECK(read_pickle(without, "f").unknown_objects().empty());
+}
+
+TEST_CASE("Objects of unknown classes that are only built are data, and so are calls of classes with values") {
+  for (const char* stream : {
+           "ctorch.distributed._mesh_layout\n_LayoutToCome\n)\x81}b.",               // NEWOBJ
+           "cpkg\nlowercase\n)\x81}b.",                                              // a function cannot be built
+           "cpkg\n_hidden\n)}\x92.",                                                 // NEWOBJ_EX
+           "ccopy_reg\n_reconstructor\n(cpkg\n_hidden\nc__builtin__\nobject\nNtR.",  // the same in protocol 0
+           "csignal\nSignals\nK\x0f\x85R.",                                          // an enum
+           "cpkg\n_Settings\nK\x0f\x85R.",
+       }) {
+    CAPTURE(stream);
+    CHECK(read_pickle(stream, "f").unknown_objects().size() == 1);
+  }
+  const std::string nested = raw("c__builtin__\ngetattr\ncpkg\nOuter\nX\5\0\0\0Inner\x86RK\1\x85R.");
+  const Pickle pickle = read_pickle(nested, "f");
+  REQUIRE(pickle.unknown_objects().size() == 1);
+  CHECK(pickle.class_name(pickle.unknown_objects()[0].of) == "pkg.Outer.Inner");
+  const std::string lower = raw("c__builtin__\ngetattr\ncpkg\nOuter\nX\5\0\0\0inner\x86RK\1\x85R.");
+  refuse_pickle(lower, "calls pkg.Outer.inner: loading this file in Python would run it");
+  const std::string built = raw("csubprocess\n_execute\n)\x81.");
+  refuse_pickle(built, "calls subprocess._execute");
 }
 
 TEST_CASE("A member of an enum read by getattr is data, and nothing else that getattr reads is") {
@@ -180,13 +205,15 @@ TEST_CASE("A member of an enum read by getattr is data, and nothing else that ge
         getattr("X" + raw("\1\0\0\0a"), "A"), getattr(owner + ")R", "A"),
         "c__builtin__\ngetattr\n" + owner + raw("K\1\x86R"), "c__builtin__\ngetattr\n" + owner + "\x85R"})
     refuse_pickle(stream + ".", "calls builtins.getattr");
-  refuse_pickle(getattr(owner, "A") + ")R.", "calls an object of");
+  refuse_pickle(getattr(owner, "a") + ")R.", "calls pkg.Enum.a");
 
-  // A class inside of another, as protocols before 4 name it: one that is known.
+  // A class inside of another, as protocols before 4 name it.
   const std::string outer = "ctorch.distributed._shard.sharded_tensor.api\nShardedTensor\n";
   const std::string nested = getattr(outer, "ProcessGroupState") + ")\x81.";
   CHECK_NOTHROW(read_pickle(nested, "f"));
-  refuse_pickle(getattr(outer, "Other") + ")\x81.", "calls an object of");
+  const std::string other = getattr(outer, "Other") + ")\x81.";
+  CHECK(read_pickle(other, "f").unknown_objects().size() == 1);
+  refuse_pickle(getattr(outer, std::string(127, 'A')) + ")R)R.", "calls an object of");
 }
 
 TEST_CASE("What is only named, and never called, runs nothing") {

@@ -181,11 +181,23 @@ TEST_CASE("Names that are no names are refused") {
   bad(archive_of(dict({{std::string(5000, 'n'), tensor()}})), "a name of 5000 bytes");
 }
 
-TEST_CASE("Objects of unknown classes are left aside by name") {
-  const Container read = read_content(archive_of(
-      dict({{"w", tensor()}, {"args", object("argparse", "Namespace", "}")}, {"p", call("pathlib", "Path", {})}})));
-  REQUIRE(read.warnings.size() == 2);
-  CHECK(read.warnings[1] == "contains objects of argparse.Namespace, pathlib.Path, which were skipped");
+TEST_CASE("Objects of unknown classes are named where they contain tensors, and skipped in silence elsewhere") {
+  const auto warnings_with = [](const std::string& args) {
+    return read_content(archive_of(dict({{"w", tensor()}, {"args", args}}))).warnings;
+  };
+  const std::vector<std::string> aside{"skipped entries that are not tensors of the state dict: args"};
+  CHECK(warnings_with(object("argparse", "Namespace", "}")) == aside);
+  CHECK(warnings_with(call("pathlib", "Path", {})) == aside);
+  CHECK(warnings_with(list({call("signal", "Signals", {number(15)})})) == aside);
+  const std::string mesh = object("torch.distributed.device_mesh", "DeviceMesh", dict({{"mesh", tensor()}}));
+  CHECK(warnings_with(object("pkg", "Spec", dict({{"mesh", mesh}}))) == aside);
+  for (const std::string& holder :
+       {object("pkg", "Thing", dict({{"w", tensor()}})), call("pkg", "Thing", {list({tensor()})}),
+        object("pkg", "Thing", dict({{"inner", object("torch", "Size", tuple({tensor()}))}}))}) {
+    const std::vector<std::string> warnings = warnings_with(holder);
+    REQUIRE(warnings.size() == 2);
+    CHECK(warnings[1] == "contains tensors inside objects of pkg.Thing, which were skipped");
+  }
 }
 
 TEST_CASE("A storage that is mostly unused is warned of") {

@@ -62,7 +62,11 @@ bool Pickle::is_object_of(PickleRef node, std::string_view module, std::string_v
 }
 
 std::string Pickle::class_name(PickleRef node) const {
-  if (kind(node) == PickleKind::kObject) node = callee(node);
+  if (kind(node) == PickleKind::kObject && !is_object_of(node, "builtins", "getattr")) node = callee(node);
+  if (kind(node) == PickleKind::kObject) {  // a nested class, read by getattr
+    const auto parts = items(args(node));
+    return class_name(parts[0]) + "." + std::string(text(parts[1]));
+  }
   if (kind(node) != PickleKind::kGlobal) return {};
   const PickleGlobal it = global(node);
   return std::string(it.module) + "." + std::string(it.name);

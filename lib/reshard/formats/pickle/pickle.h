@@ -91,7 +91,7 @@ class Pickle {
   bool is_global(PickleRef node, std::string_view module, std::string_view name) const;
   /// Whether `node` is an object created by the global `module.name`.
   bool is_object_of(PickleRef node, std::string_view module, std::string_view name) const;
-  /// Returns "module.name" of a global, or of the global that creates an object; otherwise "".
+  /// Returns "module.name" of a global or of its attribute, or of the one that creates an object; otherwise "".
   std::string class_name(PickleRef node) const;
   /// Describes a node for messages: "a dict", "an object of argparse.Namespace". Safe for terminals.
   std::string describe(PickleRef node) const;
@@ -99,8 +99,12 @@ class Pickle {
   /// Copies the texts, so that the stream may be freed.
   void take_texts();
 
-  /// Returns the sorted classes, "module.name", of opaque objects: those of unknown classes.
-  const std::vector<std::string>& unknown_classes() const { return unknown_classes_; }
+  /// An object of a class that read_pickle does not know.
+  struct UnknownObject {
+    PickleRef node;
+    PickleRef of;  // its class, for class_name
+  };
+  std::span<const UnknownObject> unknown_objects() const { return unknown_objects_; }
 
  private:
   friend class PickleMachine;
@@ -148,7 +152,7 @@ class Pickle {
   std::vector<PickleGlobal> globals_;
   std::unique_ptr<char[]> own_texts_;
   std::deque<std::string> decoded_;  // unescaped texts; a deque, so that they do not move with the Pickle
-  std::vector<std::string> unknown_classes_;
+  std::vector<UnknownObject> unknown_objects_;
 };
 
 /// The stream ends before its STOP. A caller that passed only a part may retry with more.

@@ -10,6 +10,8 @@ namespace {
 /// decides which of them are supported.
 constexpr PickleGlobal kKnown[] = {
     {"_codecs", "encode"},
+    {"_io", "BytesIO"},
+    {"_io", "StringIO"},
     {"builtins", "bool"},
     {"builtins", "bytearray"},
     {"builtins", "bytes"},
@@ -64,6 +66,8 @@ constexpr PickleGlobal kKnown[] = {
     {"torch._utils", "_rebuild_tensor_v3"},
     {"torch._utils", "_rebuild_wrapper_subclass"},
     {"torch._utils", "_rebuild_xla_tensor"},
+    {"torch.distributed._mesh_layout", "_FlatLayout"},
+    {"torch.distributed._mesh_layout", "_ListOfFlatLayouts"},
     {"torch.distributed._mesh_layout", "_MeshLayout"},
     {"torch.distributed._shard.checkpoint.filesystem", "_StorageInfo"},
     {"torch.distributed._shard.metadata", "ShardMetadata"},
@@ -101,114 +105,140 @@ constexpr PickleGlobal kKnown[] = {
     {"types", "SimpleNamespace"},
 };
 
-struct Caller {
-  PickleGlobal global;
-  std::size_t argument;
-};
-constexpr Caller kCallers[] = {
-    {{"copyreg", "_reconstructor"}, 0},
-    {{"numpy.random._pickle", "__bit_generator_ctor"}, 0},
-    {{"numpy.random._pickle", "__generator_ctor"}, 1},
-    {{"numpy.random._pickle", "__randomstate_ctor"}, 1},
-    {{"torch._tensor", "_rebuild_from_type_v2"}, 0},
+constexpr PickleCaller kCallers[] = {
+    {{"copyreg", "_reconstructor"}, 0, PickleUse::kBuilt},
+    {{"numpy.random._pickle", "__bit_generator_ctor"}, 0, PickleUse::kCalled},
+    {{"numpy.random._pickle", "__generator_ctor"}, 1, PickleUse::kCalled},
+    {{"numpy.random._pickle", "__randomstate_ctor"}, 1, PickleUse::kCalled},
+    {{"torch._tensor", "_rebuild_from_type_v2"}, 0, PickleUse::kCalled},
 };
 
-/// Modules whose classes run code, too (subprocess.Popen), including everything in them.
-constexpr std::string_view kRunsCode[] = {"_posixsubprocess",
-                                          "_pyrepl",
-                                          "_winapi",
-                                          "asyncio",
-                                          "bdb",
-                                          "builtins",
-                                          "cProfile",
-                                          "code",
-                                          "codeop",
-                                          "commands",
-                                          "concurrent",
-                                          "ctypes",
-                                          "dill",
-                                          "distutils",
-                                          "doctest",
-                                          "ensurepip",
-                                          "functools",
-                                          "http",
-                                          "imp",
-                                          "importlib",
-                                          "inspect",
-                                          "joblib",
-                                          "linecache",
-                                          "marshal",
-                                          "multiprocessing",
-                                          "nt",
-                                          "ntpath",
-                                          "operator",
-                                          "os",
-                                          "pdb",
-                                          "pickle",
-                                          "pip",
-                                          "pkgutil",
-                                          "platform",
-                                          "popen2",
-                                          "posix",
-                                          "posixpath",
-                                          "profile",
-                                          "pty",
-                                          "pydoc",
-                                          "requests",
-                                          "runpy",
-                                          "setuptools",
-                                          "shutil",
-                                          "signal",
-                                          "site",
-                                          "smtplib",
-                                          "socket",
-                                          "sqlite3",
-                                          "ssl",
-                                          "subprocess",
-                                          "sys",
-                                          "tempfile",
-                                          "threading",
-                                          "timeit",
-                                          "trace",
-                                          "types",
-                                          "urllib",
-                                          "urllib2",
-                                          "venv",
-                                          "webbrowser",
-                                          "xmlrpc",
-                                          "zipimport"};
+/// Modules whose classes run code or write files, too (subprocess.Popen, io.FileIO), including everything in them.
+constexpr std::string_view kRunsCode[] = {
+    "_io",
+    "_pickle",
+    "_posixsubprocess",
+    "_pyrepl",
+    "_winapi",
+    "aiohttp",
+    "asyncio",
+    "bdb",
+    "builtins",
+    "bz2",
+    "cProfile",
+    "cgi",
+    "cloudpickle",
+    "code",
+    "codeop",
+    "commands",
+    "concurrent",
+    "ctypes",
+    "dbm",
+    "dill",
+    "distutils",
+    "doctest",
+    "ensurepip",
+    "fileinput",
+    "ftplib",
+    "functools",
+    "gzip",
+    "http",
+    "httplib",
+    "idlelib",
+    "imaplib",
+    "imp",
+    "importlib",
+    "inspect",
+    "io",
+    "joblib",
+    "lib2to3",
+    "linecache",
+    "logging",
+    "lzma",
+    "marshal",
+    "mmap",
+    "multiprocessing",
+    "nntplib",
+    "nt",
+    "ntpath",
+    "operator",
+    "os",
+    "pdb",
+    "pickle",
+    "pip",
+    "pkgutil",
+    "platform",
+    "popen2",
+    "poplib",
+    "posix",
+    "posixpath",
+    "profile",
+    "pty",
+    "pydoc",
+    "requests",
+    "runpy",
+    "setuptools",
+    "shelve",
+    "shutil",
+    "site",
+    "smtplib",
+    "socket",
+    "socketserver",
+    "sqlite3",
+    "ssl",
+    "subprocess",
+    "sys",
+    "tarfile",
+    "telnetlib",
+    "tempfile",
+    "threading",
+    "timeit",
+    "trace",
+    "types",
+    "urllib",
+    "urllib2",
+    "venv",
+    "webbrowser",
+    "wsgiref",
+    "xmlrpc",
+    "zipfile",
+    "zipimport",
+};
 
 bool runs_code(std::string_view module) {
   return std::find(std::begin(kRunsCode), std::end(kRunsCode), module) != std::end(kRunsCode);
 }
 
+bool is_class_name(std::string_view name) {
+  name.remove_prefix(std::min(name.find_first_not_of('_'), name.size()));
+  return !name.empty() && name[0] >= 'A' && name[0] <= 'Z';
+}
+
 }  // namespace
 
-PickleCall judge_call(const PickleGlobal& global) {
+PickleVerdict judge(const PickleGlobal& global, PickleUse use) {
   for (const PickleGlobal& known : kKnown)
-    if (global.module == known.module && global.name == known.name) return PickleCall::kKnown;
-  if (runs_code(global.module.substr(0, global.module.find('.')))) return PickleCall::kRunsCode;
+    if (global.module == known.module && global.name == known.name) return PickleVerdict::kKnown;
+  if (runs_code(global.module.substr(0, global.module.find('.')))) return PickleVerdict::kRefused;
   // A dotted name traverses the attributes of the module: `torch` `os.system` is `os.system`.
   std::string_view last = global.name;
   for (std::size_t dot = last.find('.'); dot != last.npos; dot = last.find('.')) {
-    if (runs_code(last.substr(0, dot))) return PickleCall::kRunsCode;
+    if (runs_code(last.substr(0, dot))) return PickleVerdict::kRefused;
     last.remove_prefix(dot + 1);
   }
-  const bool capital = !last.empty() && last[0] >= 'A' && last[0] <= 'Z';
-  return capital ? PickleCall::kUnknownClass : PickleCall::kRunsCode;
+  return use == PickleUse::kBuilt || is_class_name(last) ? PickleVerdict::kRecorded : PickleVerdict::kRefused;
 }
 
 bool is_inert_class(const PickleGlobal& global) {
-  std::string_view last = global.name.substr(global.name.rfind('.') + 1);
-  last.remove_prefix(std::min(last.find_first_not_of('_'), last.size()));
-  const bool capital = !last.empty() && last[0] >= 'A' && last[0] <= 'Z';
-  return capital && judge_call(global) != PickleCall::kRunsCode;
+  return is_class_name(global.name.substr(global.name.rfind('.') + 1)) &&
+         judge(global, PickleUse::kCalled) != PickleVerdict::kRefused;
 }
 
-std::optional<std::size_t> called_argument(const PickleGlobal& global) {
-  for (const Caller& caller : kCallers)
-    if (global.module == caller.global.module && global.name == caller.global.name) return caller.argument;
-  return std::nullopt;
+const PickleCaller* caller(const PickleGlobal& global) {
+  const auto* const found = std::find_if(std::begin(kCallers), std::end(kCallers), [&](const PickleCaller& one) {
+    return global.module == one.global.module && global.name == one.global.name;
+  });
+  return found == std::end(kCallers) ? nullptr : found;
 }
 
 std::string_view python3_module(std::string_view module) {

@@ -1,29 +1,43 @@
 #pragma once
 
-#include <optional>
+#include <cstddef>
+#include <cstdint>
 #include <string_view>
 
 #include "reshard/formats/pickle/pickle.h"
 
 namespace reshard {
 
-/// Effect of a call to a global in a pickle.
-enum class PickleCall : std::uint8_t {
-  kKnown,         // creates data, as in torch's own checkpoints
-  kUnknownClass,  // creates an object of a class; the object is ignored
-  kRunsCode,      // would run code in Python
+/// How a pickle makes an object of a global.
+enum class PickleUse : std::uint8_t {
+  kBuilt,   // NEWOBJ: Python creates an object of a class and sets its attributes; functions cannot be used
+  kCalled,  // REDUCE, INST, OBJ: Python calls a class or a function
 };
 
-/// Classifies a global by its name. An unknown name that begins with a capital letter is a class, any other a function.
-/// Unknown functions are assumed to run code, since attacks use them.
-PickleCall judge_call(const PickleGlobal& global);
+/// What an object of a global is here.
+enum class PickleVerdict : std::uint8_t {
+  kKnown,     // data, as in torch's own checkpoints
+  kRecorded,  // an object of an unknown class: it is in the tree and in Pickle::unknown_objects
+  kRefused,   // would run code in Python
+};
+
+/// Judges a global by its name: modules that are known to run code are refused, and so are calls to unknown functions,
+/// which attacks use. A name is a class if its first letter is a capital.
+PickleVerdict judge(const PickleGlobal& global, PickleUse use);
 
 /// Whether `global` is a class, by its name, of a module that does not run code. Its attributes are only data, as long
 /// as nothing calls them.
 bool is_inert_class(const PickleGlobal& global);
 
-/// Index of the argument that a known global calls, if any.
-std::optional<std::size_t> called_argument(const PickleGlobal& global);
+/// What a known global does with one of its arguments.
+struct PickleCaller {
+  PickleGlobal global;
+  std::size_t argument;  // its index
+  PickleUse use;
+};
+
+/// Returns what `global` calls or builds; null if it is no known global that does.
+const PickleCaller* caller(const PickleGlobal& global);
 
 /// Returns the Python 3 name of a renamed module: `__builtin__` → `builtins`, `copy_reg` → `copyreg`.
 std::string_view python3_module(std::string_view module);

@@ -4,7 +4,6 @@
 #include <array>
 #include <bit>
 #include <charconv>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -59,7 +58,7 @@ class PickleMachine {
   void push_tuple(const Nodes& items);
   PickleRef* known_tuple(const Nodes& items);
   void push_tuple_of(std::size_t size);
-  void push_object(PickleRef callee, PickleRef args);
+  void push_object(PickleRef callee, PickleRef args, PickleUse use);
   void push_persistent(PickleRef id);
   void push_long(std::string_view bytes);
   void push_decoded(bool (*decode)(std::string_view, std::string&));
@@ -69,10 +68,10 @@ class PickleMachine {
   void count_links(std::size_t more);
   void append(PickleKind target_kind, const Nodes& items);
   void set_items(const Nodes& keys_and_values);
-  void check_call(PickleRef callee, PickleRef args);
-  bool is_nested_class(PickleRef callee) const;
+  PickleRef unknown_class(PickleRef callee, PickleRef args, PickleUse use) const;
+  PickleVerdict judge_nested(PickleRef callee, PickleUse use) const;
   bool reads_inert_attribute(PickleRef callee, PickleRef args) const;
-  void check_global(PickleRef callee);
+  Error refused(PickleRef callee) const;
   void memoize(std::uint64_t index);
   void recall(std::uint64_t index);
   std::uint64_t index_line();
@@ -83,8 +82,8 @@ class PickleMachine {
   void float_line();
   PickleRef global_line();
   void stack_global();
-  void reduce();
-  void reduce_with_keywords();
+  void reduce(PickleUse use);
+  void build_with_keywords();
   void inst();
   void obj();
   void build();
@@ -101,7 +100,6 @@ class PickleMachine {
   Nodes tuples_;  // same for tuples of numbers
   std::uint64_t memoized_ = 0;
   std::size_t links_ = 0;
-  std::set<std::pair<std::string_view, std::string_view>> unknown_classes_;
 };
 
 namespace {
@@ -117,7 +115,6 @@ constexpr std::size_t kMaxStack = std::size_t{1} << 22;  // picklers push a thou
 constexpr std::size_t kMaxNameBytes = 256;               // module or global: names are compared and copied
 constexpr int kMostCallers = 4;                          // nested calls; torch's have two
 constexpr std::size_t kMostCallerArgs = 4;
-constexpr std::size_t kMaxUnknownClasses = 64;  // maximum number that is listed
 
 }  // namespace
 
@@ -261,9 +258,10 @@ void PickleMachine::push_tuple_of(std::size_t size) {
   push_tuple(pop_last(size));
 }
 
-void PickleMachine::push_object(PickleRef callee, PickleRef args) {
-  check_call(callee, args);
+void PickleMachine::push_object(PickleRef callee, PickleRef args, PickleUse use) {
+  const PickleRef unknown = unknown_class(callee, args, use);
   push(add({.kind = PickleKind::kObject, .number = callee, .parts = {.first = args}}));
+  if (unknown != kNoNode) pickle_.unknown_objects_.push_back({top(), unknown});
 }
 
 void PickleMachine::push_persistent(PickleRef id) {
@@ -353,23 +351,26 @@ Pickle::Filled& PickleMachine::filled(Node& object) {
   return pickle_.filled_[object.number];
 }
 
-/// Checks the callee, and the callables that it calls.
-void PickleMachine::check_call(PickleRef callee, PickleRef args) {
-  if (is_nested_class(callee)) return;
+/// Checks the callee, and the callables that it calls. Returns the one that is an unknown class, or kNoNode.
+PickleRef PickleMachine::unknown_class(PickleRef callee, PickleRef args, PickleUse use) const {
+  PickleRef unknown = kNoNode;
   for (int depth = 0; depth < kMostCallers; ++depth) {
-    if (pickle_.kind(callee) != PickleKind::kGlobal) throw cursor_.bad("calls " + pickle_.describe(callee));
-    if (pickle_.kind(args) != PickleKind::kTuple)
+    const bool is_global = pickle_.kind(callee) == PickleKind::kGlobal;
+    if (is_global && pickle_.kind(args) != PickleKind::kTuple)
       throw cursor_.bad("calls a function with " + pickle_.describe(args) + " instead of arguments");
-    if (reads_inert_attribute(callee, args)) return;
-    check_global(callee);
-    const auto position = called_argument(pickle_.global(callee));
+    if (is_global && reads_inert_attribute(callee, args)) return unknown;
+    const PickleVerdict verdict = is_global ? judge(pickle_.global(callee), use) : judge_nested(callee, use);
+    if (verdict == PickleVerdict::kRefused) throw refused(callee);
+    if (verdict == PickleVerdict::kRecorded) unknown = callee;
+    const PickleCaller* const calls = is_global ? caller(pickle_.global(callee)) : nullptr;
     const auto items = pickle_.items(args);
-    if (!position || *position >= items.size()) return;
+    if (calls == nullptr || calls->argument >= items.size()) return unknown;
     if (items.size() > kMostCallerArgs)
       throw cursor_.bad("calls " + pickle_.class_name(callee) + " with too many arguments");
-    const PickleKind kind = pickle_.kind(items[*position]);
-    if (kind != PickleKind::kGlobal && kind != PickleKind::kObject) return;  // text and numbers cannot be called
-    callee = items[*position];
+    const PickleKind kind = pickle_.kind(items[calls->argument]);
+    if (kind != PickleKind::kGlobal && kind != PickleKind::kObject) return unknown;  // text and numbers are not called
+    callee = items[calls->argument];
+    use = calls->use;
     for (const PickleRef item : items)
       if (pickle_.kind(item) == PickleKind::kTuple) args = item;  // the arguments of the inner call
   }
@@ -385,29 +386,23 @@ bool PickleMachine::reads_inert_attribute(PickleRef callee, PickleRef args) cons
 }
 
 /// Protocols before 4 pickle a nested class as an attribute: ShardedTensor.ProcessGroupState.
-bool PickleMachine::is_nested_class(PickleRef callee) const {
-  if (pickle_.kind(callee) != PickleKind::kObject) return false;
-  if (!reads_inert_attribute(pickle_.callee(callee), pickle_.args(callee))) return false;
+PickleVerdict PickleMachine::judge_nested(PickleRef callee, PickleUse use) const {
+  if (pickle_.kind(callee) != PickleKind::kObject ||
+      !reads_inert_attribute(pickle_.callee(callee), pickle_.args(callee)))
+    throw cursor_.bad("calls " + pickle_.describe(callee));
   const auto items = pickle_.items(pickle_.args(callee));
-  if (pickle_.text(items[1]).size() > kMaxNameBytes) return false;
   const PickleGlobal outer = pickle_.global(items[0]);
+  if (pickle_.text(items[1]).size() > kMaxNameBytes)
+    throw cursor_.bad(fmt::format("calls an attribute with a name of {} bytes", pickle_.text(items[1]).size()));
   const std::string name = fmt::format("{}.{}", outer.name, pickle_.text(items[1]));
-  return judge_call({outer.module, name}) == PickleCall::kKnown;
+  return judge({outer.module, name}, use);
 }
 
-void PickleMachine::check_global(PickleRef callee) {
-  const PickleGlobal global = pickle_.global(callee);
-  switch (judge_call(global)) {
-    case PickleCall::kKnown: return;
-    case PickleCall::kUnknownClass:
-      if (unknown_classes_.size() < kMaxUnknownClasses) unknown_classes_.emplace(global.module, global.name);
-      return;
-    case PickleCall::kRunsCode:
-      throw cursor_.bad("calls " + printable(pickle_.class_name(callee)) + ": loading this file in Python would run it")
-          .hint(
-              "no state dict needs this call: do not load the file with torch.load(weights_only=False); ask its author "
-              "for the state dict alone, or for safetensors");
-  }
+Error PickleMachine::refused(PickleRef callee) const {
+  return cursor_.bad("calls " + printable(pickle_.class_name(callee)) + ": loading this file in Python would run it")
+      .hint(
+          "no state dict needs this call: do not load the file with torch.load(weights_only=False); ask its author for "
+          "the state dict alone, or for safetensors");
 }
 
 /// Picklers number their memo from 0, with an opcode of at least one byte each, so no valid index exceeds the position.
@@ -487,22 +482,21 @@ void PickleMachine::stack_global() {
   push(add_global(pickle_.text(module), pickle_.text(name)));
 }
 
-/// REDUCE and NEWOBJ: equivalent here.
-void PickleMachine::reduce() {
+void PickleMachine::reduce(PickleUse use) {
   const PickleRef args = pop();
-  push_object(pop(), args);
+  push_object(pop(), args, use);
 }
 
 /// NEWOBJ_EX: ignores keyword arguments; no supported object has any.
-void PickleMachine::reduce_with_keywords() {
+void PickleMachine::build_with_keywords() {
   pop();
-  reduce();
+  reduce(PickleUse::kBuilt);
 }
 
 void PickleMachine::inst() {
   const PickleRef callee = global_line();
   push_tuple(pop_mark());
-  push_object(callee, pop());
+  push_object(callee, pop(), PickleUse::kCalled);
 }
 
 void PickleMachine::obj() {
@@ -511,7 +505,7 @@ void PickleMachine::obj() {
   const PickleRef callee = items.front();
   items.erase(items.begin());
   push_tuple(items);
-  push_object(callee, pop());
+  push_object(callee, pop(), PickleUse::kCalled);
 }
 
 void PickleMachine::build() {
@@ -582,12 +576,12 @@ const PickleMachine::Opcode PickleMachine::kOpcodes[] = {
     {0x94, [](M& m) { m.memoize(m.memoized_); }},
     {'c', [](M& m) { m.push(m.global_line()); }},
     {0x93, [](M& m) { m.stack_global(); }},
-    {'R', [](M& m) { m.reduce(); }},
+    {'R', [](M& m) { m.reduce(PickleUse::kCalled); }},
     {'b', [](M& m) { m.build(); }},
     {'i', [](M& m) { m.inst(); }},
     {'o', [](M& m) { m.obj(); }},
-    {0x81, [](M& m) { m.reduce(); }},
-    {0x92, [](M& m) { m.reduce_with_keywords(); }},
+    {0x81, [](M& m) { m.reduce(PickleUse::kBuilt); }},
+    {0x92, [](M& m) { m.build_with_keywords(); }},
     {0x80, [](M& m) { m.proto(); }},
     {0x95, [](M& m) { m.cursor_.number<std::uint64_t>(); }},  // FRAME: its length is not needed
     {'P', [](M& m) { m.push_persistent(m.add_text(PickleKind::kString, m.cursor_.line())); }},
@@ -613,8 +607,6 @@ Pickle PickleMachine::run() {
   pickle_.root_ = pop();
   if (!stack_.empty() || !marks_.empty()) throw cursor_.bad("ends with objects left on its stack");
   pickle_.size_bytes_ = cursor_.position();
-  for (const auto& [module, name] : unknown_classes_)
-    pickle_.unknown_classes_.push_back(std::string(module) + "." + std::string(name));
   return std::move(pickle_);
 }
 

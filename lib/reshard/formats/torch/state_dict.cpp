@@ -7,6 +7,7 @@
 
 #include "reshard/base/strings.h"
 #include "reshard/formats/common/tensor_names.h"
+#include "reshard/formats/pickle/pickle_contents.h"
 #include "reshard/formats/pickle/pickle_values.h"
 #include "reshard/formats/torch/xser.h"
 
@@ -67,9 +68,8 @@ class Finder {
     if (result_.left_out.empty()) result_.left_out = aside_.text();
     if (!aside_.empty())
       result_.warnings.push_back("skipped entries that are not tensors of the state dict: " + aside_.text());
-    if (!pickle_.unknown_classes().empty())
-      result_.warnings.push_back("contains objects of " + list_names(pickle_.unknown_classes()) +
-                                 ", which were skipped");
+    if (const auto unknown = unknown_classes_with_storages(pickle_); !unknown.empty())
+      result_.warnings.push_back("contains tensors inside objects of " + list_names(unknown) + ", which were skipped");
     return std::move(result_);
   }
 

@@ -1,0 +1,85 @@
+#include "reshard/formats/pickle/pickle_contents.h"
+
+#include <cstddef>
+#include <map>
+#include <set>
+#include <unordered_map>
+#include <unordered_set>
+
+namespace reshard {
+namespace {
+
+constexpr std::size_t kMostSearched = 256;
+
+/// Searches nodes for storages, and visits each only once over all searches.
+class StorageSearch {
+ public:
+  explicit StorageSearch(const Pickle& pickle) : pickle_(pickle) {}
+
+  bool finds(PickleRef start, std::size_t most_nodes = SIZE_MAX) {
+    bool found = false;
+    for (open(start); !open_.empty();) {
+      const PickleRef node = open_.back();
+      open_.pop_back();
+      found = found || pickle_.kind(node) == PickleKind::kPersistentId;
+      if (seen_.size() > most_nodes) return true;
+      if (pickle_.is_object_of(node, "torch.distributed.device_mesh", "DeviceMesh")) continue;
+      open(pickle_.args(node));
+      open(pickle_.state(node));
+      for (const PickleRef item : pickle_.items(node)) open(item);
+      for (const auto& [key, value] : pickle_.pairs(node)) {
+        open(key);
+        open(value);
+      }
+    }
+    return found;
+  }
+
+ private:
+  void open(PickleRef node) {
+    if (node != kNoNode && seen_.insert(node).second) open_.push_back(node);
+  }
+
+  const Pickle& pickle_;
+  std::unordered_set<PickleRef> seen_;
+  std::vector<PickleRef> open_;
+};
+
+}  // namespace
+
+std::vector<PickleName> names_in(const Pickle& pickle) {
+  std::unordered_map<PickleRef, std::uint64_t> objects;  // by class
+  for (PickleRef node = 0; node < pickle.num_nodes(); ++node) {
+    if (pickle.kind(node) == PickleKind::kGlobal) objects.try_emplace(node);
+    if (pickle.kind(node) == PickleKind::kObject) ++objects[pickle.callee(node)];
+  }
+  std::unordered_set<PickleRef> unknown;
+  for (const Pickle::UnknownObject& object : pickle.unknown_objects()) unknown.insert(object.of);
+  std::map<std::string, PickleName> names;
+  for (const auto& [global, count] : objects) {
+    const std::string name = pickle.class_name(global);
+    PickleName& entry = names.try_emplace(name, PickleName{name}).first->second;
+    entry.objects += count;
+    if (unknown.count(global) > 0) entry.is_known = false;
+  }
+  std::vector<PickleName> sorted;
+  for (auto& [name, entry] : names) sorted.push_back(std::move(entry));
+  return sorted;
+}
+
+std::vector<std::string> unknown_classes_with_storages(const Pickle& pickle) {
+  if (pickle.unknown_objects().empty()) return {};
+  StorageSearch search(pickle);
+  std::unordered_set<PickleRef> classes;
+  for (const Pickle::UnknownObject& object : pickle.unknown_objects())
+    if (search.finds(object.node)) classes.insert(object.of);
+  std::set<std::string> names;
+  for (const PickleRef of : classes) names.insert(pickle.class_name(of));
+  return {names.begin(), names.end()};
+}
+
+bool may_contain_storage(const Pickle& pickle, PickleRef node) {
+  return StorageSearch(pickle).finds(node, kMostSearched);
+}
+
+}  // namespace reshard
