@@ -166,7 +166,7 @@ TEST_CASE("What wraps a tensor is taken off it") {
                 call("torch._tensor", "_rebuild_from_type_v2",
                      {global("torch._utils", "_rebuild_wrapper_subclass"), global("torchao", "Quantized"), tuple({cpu}),
                       kNone}),
-                "is a subclass of Tensor"},
+                "is an object of torchao.Quantized, a subclass of Tensor"},
                {"a class's own way",
                 call("torch._tensor", "_rebuild_from_type_v2",
                      {global("pkg", "Rebuild"), global("pkg", "Tensor"), tuple({cpu}), kNone}),
@@ -177,6 +177,43 @@ TEST_CASE("What wraps a tensor is taken off it") {
   check_cases(ErrorKind::kBadInput,
               {{"a parameter of no tensor", call("torch._utils", "_rebuild_parameter", {kNone, kTrue, ordered_dict()}),
                 "not a tensor"}});
+}
+
+TEST_CASE("The tensor inside a wrapper is read if it has the wrapper's dtype and shape, and no other tensor is there") {
+  const auto wrapped = [](const std::string& attributes, const std::string& module = "torchao.float8.fsdp_utils") {
+    const std::string type = global(module, "Wrapper");
+    return call("torch._tensor", "_rebuild_from_type_v2",
+                {global("torch._utils", "_rebuild_wrapper_subclass"), type,
+                 tuple({type, global("torch", "float32"), numbers({3, 4}), numbers({4, 1}), number(0)}), attributes});
+  };
+  const std::string config = object("torchao.float8", "LinearMMConfig", tuple({kFalse, kNone}));
+  const std::string twelve = tensor({.shape = {12}, .strides = {1}});
+  for (const std::string& good : {
+           wrapped(dict({{"_tensor", tensor()}, {"_linear_mm_config", config}, {"_precomputed_scale", kNone}})),
+           wrapped(dict({{"_precomputed_scale", twelve}, {"_data", tensor()}})),
+           wrapped(tuple({dict({{"config", config}}), dict({{"_data", tensor()}})})),
+           wrapped(dict({{"outer", wrapped(dict({{"_data", tensor()}}))}})),
+       }) {
+    const TensorEntry read = read_one(good);
+    CHECK(read.shape == Dims{3, 4});
+    CHECK(read.size_bytes == 48);
+  }
+  std::string deep = tensor();
+  for (int i = 0; i < 10; ++i) deep = wrapped(dict({{"_data", deep}}));
+  const std::string many = list(std::vector<std::string>(300, kNone + text("x") + "\x86"));
+  check_cases(
+      ErrorKind::kUnsupported,
+      {{"codes", wrapped(dict({{"codes", tensor({.type = "ByteStorage", .elems = 48})}})),
+        "is an object of torchao.float8.fsdp_utils.Wrapper, which makes float32 [3, 4] of a tensor of uint8"},
+       {"another shape", wrapped(dict({{"_data", twelve}})), "of a tensor of float32 [12]"},
+       {"a scale, too", wrapped(dict({{"_data", tensor()}, {"scale", twelve}})), "a subclass of Tensor"},
+       {"a scale in a list", wrapped(dict({{"_data", tensor()}, {"scale", list({twelve})}})), "a subclass of Tensor"},
+       {"what is not searched", wrapped(dict({{"_data", tensor()}, {"x", many}})), "a subclass of Tensor"},
+       {"nothing", wrapped(dict({})), "a subclass of Tensor"},
+       {"no attributes", wrapped(kNone), "a subclass of Tensor"},
+       {"wrappers in wrappers", deep, "a subclass of Tensor"},
+       {"a part", wrapped(dict({{"_local_tensor", tensor()}}), "torch.distributed.tensor"),
+        "is a torch.distributed.tensor.Wrapper, a part of a tensor on several ranks"}});
 }
 
 TEST_CASE("A tensor of the meta device is not advised to be moved to the CPU, which it cannot be") {

@@ -6,6 +6,7 @@
 
 #include "reshard/base/checked.h"
 #include "reshard/base/strings.h"
+#include "reshard/formats/pickle/pickle_contents.h"
 #include "reshard/formats/torch/torch_file.h"
 #include "reshard/formats/torch/torch_storage.h"
 
@@ -20,11 +21,13 @@ constexpr std::uint64_t kMaxRepeats = 1 << 16;  // of each byte, in an expanded 
 constexpr std::size_t kMaxMetadata = 16;
 constexpr int kMostWrappers = 8;  // a parameter of a subclass on a device has three
 
+constexpr const char* kDense = "save it as a plain, dense tensor: .cpu(), .to_dense() or .dequantize()";
+
 /// A function that rebuilds an unsupported tensor, and the reason.
 struct Unsupported {
   std::string_view function;
   const char* what;
-  const char* hint = "save it as a plain, dense tensor: .cpu(), .to_dense() or .dequantize()";
+  const char* hint = kDense;
 };
 constexpr Unsupported kUnsupportedKinds[] = {
     {"_rebuild_sparse_tensor", "is sparse"},
@@ -34,25 +37,29 @@ constexpr Unsupported kUnsupportedKinds[] = {
     {"_rebuild_meta_tensor_no_storage", "has no data (device meta)",
      "it was on the meta device, like parameters that Accelerate has offloaded: its values are not in this file; load "
      "the whole model on one device before saving it, or save it with Accelerate's save_model"},
-    {"_rebuild_wrapper_subclass", "is a subclass of Tensor, such as DTensor, which has a separate format",
-     "for an FSDP rank file, give the directory that contains the files of all ranks; otherwise save it as a plain "
-     "tensor: .full_tensor() or .dequantize()"},
     {"_rebuild_device_tensor_from_numpy", "was saved from its device as a NumPy array"},
     {"_rebuild_xla_tensor", "was saved from its device as a NumPy array"},
 };
 
-/// A call to one of torch's rebuild functions, without its wrappers.
+constexpr std::string_view kWrapper = "_rebuild_wrapper_subclass";
+/// Attributes of wrappers that are computed from the tensor inside: torchao keeps the scale for its next step.
+constexpr std::string_view kComputedAttributes[] = {"_precomputed_scale"};
+
+/// A call to one of torch's rebuild functions, without the calls around it.
 struct Rebuild {
   PickleGlobal function;
   std::span<const PickleRef> args;
-  std::string_view declared_dtype;  // declared by a wrapper, or empty
+  std::string_view declared_dtype;  // declared by a call around it, or empty
+  PickleRef type = kNoNode;         // a subclass of Tensor
+  PickleRef attributes = kNoNode;   // its
 };
 
 class TensorReader {
  public:
   TensorReader(const TorchFile& file, const std::string& name) : file_(file), pickle_(file.pickle()), name_(name) {}
 
-  TorchTensor read(PickleRef node) const;
+  /// \param depth  number of tensors that contain this one.
+  TorchTensor read(PickleRef node, int depth = 0) const;
 
  private:
   Error bad(std::string message) const {
@@ -63,6 +70,8 @@ class TensorReader {
   }
 
   Rebuild unwrap(PickleRef node) const;
+  PickleRef inside(PickleRef attributes) const;
+  TorchTensor read_inside(const Rebuild& wrapper, int depth) const;
   DType dtype_of(std::string_view torch_name) const;
   std::string_view dtype_name(PickleRef node) const;
   Dims dims(PickleRef node, const char* what) const;
@@ -80,6 +89,7 @@ Rebuild TensorReader::unwrap(PickleRef node) const {
   PickleRef callee = pickle_.callee(node);
   PickleRef args = pickle_.args(node);
   std::string_view declared_dtype;
+  PickleRef type = kNoNode, attributes = kNoNode;
   for (int wrappers = 0; wrappers < kMostWrappers; ++wrappers) {
     const PickleGlobal function = pickle_.global(callee);
     const auto fields = pickle_.items(args);
@@ -90,17 +100,63 @@ Rebuild TensorReader::unwrap(PickleRef node) const {
         throw bad("is rebuilt from its type with other arguments than torch uses");
       callee = fields[0];
       args = fields[2];
+      type = fields[1];
+      attributes = fields[3];
       continue;
     }
     if (function.module != kUtils) break;
     if (!from_cpu && function.name != "_rebuild_parameter" && function.name != "_rebuild_parameter_with_state")
-      return {function, fields, declared_dtype};
+      return {function, fields, declared_dtype, type, attributes};
     if (fields.size() < 2 || !file_.is_tensor(fields[0])) throw bad("wraps an object that is not a tensor");
     if (from_cpu) declared_dtype = dtype_name(fields[1]);
     callee = pickle_.callee(fields[0]);
     args = pickle_.args(fields[0]);
   }
   throw unsupported("is rebuilt by " + printable(pickle_.class_name(callee)) + ", which is not supported");
+}
+
+/// Returns the only tensor among the attributes of a subclass of Tensor; kNoNode if others may contain tensors, too.
+PickleRef TensorReader::inside(PickleRef attributes) const {
+  if (attributes == kNoNode) return kNoNode;
+  PickleRef found = kNoNode;
+  std::vector<PickleRef> dicts{attributes};  // or a pair of dicts, for classes with slots
+  if (pickle_.kind(attributes) == PickleKind::kTuple && pickle_.items(attributes).size() == 2)
+    dicts.assign(pickle_.items(attributes).begin(), pickle_.items(attributes).end());
+  for (const PickleRef dict : dicts) {
+    const auto pairs = pickle_.pairs(dict);
+    if (pairs.size() > kMaxMetadata) return kNoNode;
+    for (const auto& [key, value] : pairs) {
+      if (std::ranges::count(kComputedAttributes, pickle_.text(key)) > 0 || !may_contain_storage(pickle_, value))
+        continue;
+      if (found != kNoNode || !file_.is_tensor(value)) return kNoNode;
+      found = value;
+    }
+  }
+  return found;
+}
+
+/// Reads a subclass of Tensor that wraps the weight itself, as torchao's do for training in float8: the tensor inside
+/// has the dtype and shape of the wrapper.
+TorchTensor TensorReader::read_inside(const Rebuild& wrapper, int depth) const {
+  const auto args = wrapper.args;
+  const std::string type = wrapper.type == kNoNode ? "Tensor" : pickle_.class_name(wrapper.type);
+  const bool is_distributed = type.starts_with("torch.distributed.");
+  const PickleRef found =
+      is_distributed || args.size() < 3 || depth > kMostWrappers ? kNoNode : inside(wrapper.attributes);
+  if (found == kNoNode && is_distributed)
+    throw unsupported("is a " + printable(type) + ", a part of a tensor on several ranks")
+        .hint(
+            "for an FSDP rank file, give the directory that contains the files of all ranks; otherwise save it as a "
+            "plain tensor: .full_tensor()");
+  if (found == kNoNode) throw unsupported("is an object of " + printable(type) + ", a subclass of Tensor").hint(kDense);
+  TorchTensor tensor = read(found, depth + 1);
+  const std::string_view dtype = dtype_name(args[1]);
+  const Dims shape = dims(args[2], "size");
+  if (describe(tensor.dtype).torch_name == dtype && tensor.shape == shape) return tensor;
+  throw unsupported("is an object of " + printable(type) + ", which makes " + printable(dtype) + " " +
+                    to_string(shape) + " of a tensor of " + std::string(describe(tensor.dtype).torch_name) + " " +
+                    to_string(tensor.shape))
+      .hint(kDense);
 }
 
 DType TensorReader::dtype_of(std::string_view torch_name) const {
@@ -197,9 +253,10 @@ void TensorReader::place(TorchTensor& tensor, std::uint64_t offset_elems, const 
   if (is_c_order(tensor.shape, tensor.strides)) tensor.strides.clear();
 }
 
-TorchTensor TensorReader::read(PickleRef node) const {
+TorchTensor TensorReader::read(PickleRef node, int depth) const {
   const Rebuild rebuild = unwrap(node);
   const std::string_view function = rebuild.function.name;
+  if (function == kWrapper) return read_inside(rebuild, depth);
   for (const Unsupported& kind : kUnsupportedKinds)
     if (function == kind.function) throw unsupported(kind.what).hint(kind.hint);
   const bool v3 = function == "_rebuild_tensor_v3";
