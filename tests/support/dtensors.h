@@ -14,6 +14,7 @@ enum class TorchVersion {
   k22,   // torch.distributed._tensor, slots beside the dict (torch/_utils.py: _get_obj_state of 2.2)
   k26,   // torch.distributed.tensor
   k210,  // a mesh is a row of ranks and a layout (torch/distributed/device_mesh.py of 2.10)
+  k213,  // whose dims are objects (torch/distributed/_mesh_layout.py of 2.13)
 };
 
 struct TestPlacement {
@@ -25,7 +26,13 @@ struct TestPlacement {
 struct TestMesh {
   Dims shape;
   std::uint64_t first_rank = 0;  // ranks follow one another
+  // A mesh of which dims were flattened: the shape of the first one, and for each dim the dims that it was made of.
+  Dims root;
+  std::vector<std::vector<std::size_t>> made_of;
 };
+
+/// Where a rank is in a mesh.
+Dims coordinate_in(const TestMesh& mesh, std::uint64_t rank);
 
 /// The pickle of `local`, the part of a tensor of `shape` that the rank at `coordinate` has.
 std::string pickled_dtensor(SavedFile& file, const TensorData& local, const Dims& shape, const TestMesh& mesh,

@@ -78,22 +78,35 @@ Sample random_sample(Random& random, const Dims& mesh) {
   return sample;
 }
 
+/// A mesh of one to three dims, each of them of one dim of another mesh or flattened of several.
+TestMesh random_mesh(Random& random) {
+  TestMesh mesh;
+  mesh.root.resize(pick(random, 1, 4));
+  for (std::uint64_t& size : mesh.root) size = pick(random, 1, mesh.root.size() == 1 ? 11 : 3);
+  mesh.made_of.resize(pick(random, 1, std::min<std::uint64_t>(mesh.root.size(), 3)));
+  for (std::size_t d = 0; d < mesh.root.size(); ++d)
+    mesh.made_of[d < mesh.made_of.size() ? d : random() % mesh.made_of.size()].push_back(d);
+  for (const std::vector<std::size_t>& dims : mesh.made_of) {
+    mesh.shape.push_back(1);
+    for (const std::size_t d : dims) mesh.shape.back() *= mesh.root[d];
+  }
+  return mesh;
+}
+
 TEST_CASE("DTensors of random meshes and placements are put together byte for byte, of every version of torch") {
   for (const std::uint64_t seed : seeds(150)) {
     CAPTURE(seed);
     Random random(seed);
     const TempDir temp;
-    Dims mesh(pick(random, 1, 3));
-    for (std::uint64_t& size : mesh) size = pick(random, 1, mesh.size() == 1 ? 11 : 3);
+    const TestMesh described = random_mesh(random);
+    const Dims& mesh = described.shape;
     std::map<std::string, Sample> samples;
     for (std::uint64_t i = pick(random, 1, 6); i > 0; --i)
       samples["w" + std::to_string(i)] = random_sample(random, mesh);
-    const auto version = static_cast<TorchVersion>(random() % 3);
+    const auto version = static_cast<TorchVersion>(random() % 4);
     const std::uint64_t ranks = num_elems(mesh).value();
     for (std::uint64_t rank = 0; rank < ranks; ++rank) {
-      const Dims strides = c_strides(mesh);
-      Dims coordinate(mesh.size());
-      for (std::size_t m = 0; m < mesh.size(); ++m) coordinate[m] = rank / strides[m] % mesh[m];
+      const Dims coordinate = coordinate_in(described, rank);
       SavedFile file;
       std::vector<std::pair<std::string, std::string>> items;
       for (const auto& [name, sample] : samples) {
@@ -107,7 +120,7 @@ TEST_CASE("DTensors of random meshes and placements are put together byte for by
           if (placement.kind == 'R') continue;
           indices[placement.dim] = placed(indices[placement.dim], placement, coordinate[m], mesh[m]);
         }
-        items.emplace_back(name, pickled_dtensor(file, gathered(sample.tensor, indices), sample.tensor.shape, {mesh},
+        items.emplace_back(name, pickled_dtensor(file, gathered(sample.tensor, indices), sample.tensor.shape, described,
                                                  coordinate, sample.placements, version));
       }
       file.save(

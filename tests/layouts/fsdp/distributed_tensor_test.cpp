@@ -107,7 +107,41 @@ TEST_CASE("DTensors whose mesh is not that of the file's rank are refused") {
     refused(2, {{4}}, version, "belongs to the rank at [1] of its mesh, but rank 2");
     refused(1, {{4}, 4}, version, "its mesh does not have rank 1");
   }
-  refused(9, {{4}}, TorchVersion::k210, "its mesh does not have rank 9");
+  for (const TorchVersion version : {TorchVersion::k210, TorchVersion::k213})
+    refused(9, {{4}}, version, "its mesh does not have rank 9");
+  refused(2, {{4}}, TorchVersion::k213, "belongs to the rank at [1] of its mesh, but rank 2");
+}
+
+TEST_CASE("The shape and strides of a mesh's dims must fit each other") {
+  const TempDir temp;
+  using Pairs = std::vector<std::pair<std::string, std::string>>;
+  const auto refused = [&](const Pairs& layout, ErrorKind kind, const char* says) {
+    SavedFile file;
+    const std::string types = "torch.distributed.";
+    const std::string mesh = object(types + "device_mesh", "DeviceMesh",
+                                    dict({{"_layout", object(types + "_mesh_layout", "_MeshLayout", dict(layout))},
+                                          {"_flatten_rank_map", numbers({0, 1, 2, 3})}}));
+    const std::string type = global(types + "tensor", "DTensor");
+    const std::string spec =
+        object(types + "tensor._dtensor_spec", "DTensorSpec", dict({{"mesh", mesh}, {"placements", tuple({})}}));
+    const std::string value = call("torch._tensor", "_rebuild_from_type_v2",
+                                   {global("torch._utils", "_rebuild_wrapper_subclass"), type,
+                                    tuple({type, global("torch", "float32"), pickled_size({4, 3})}),
+                                    dict({{"_local_tensor", file.tensor(kLocal)}, {"_spec", spec}})});
+    check_refused([&] { read(temp, file, value); }, {.kind = kind, .tensor = "w", .says = says});
+  };
+  const auto axis = [](const std::string& shape, const std::string& stride) {
+    return object("torch.distributed._mesh_layout", "_FlatLayout", dict({{"shape", shape}, {"stride", stride}}));
+  };
+  const auto bad = ErrorKind::kBadInput;
+  refused({{"axes", tuple({axis(numbers({2, 2}), numbers({2}))})}}, bad, "another number of strides than of dims");
+  refused({{"shape", numbers({2, 2})}, {"stride", numbers({2})}}, bad, "another number of strides than of dims");
+  refused({{"axes", tuple({axis(numbers({0}), numbers({1}))})}}, bad, "has a mesh of shape [0]");
+  refused({{"axes", tuple({axis(text("4"), numbers({1}))})}}, bad, "its mesh's layout is a string");
+  refused({{"axes", tuple({kNone})}}, ErrorKind::kUnsupported, "has no \"shape\"");
+  refused({{"shape", tuple(std::vector<std::string>(9, number(1)))},
+           {"stride", tuple(std::vector<std::string>(9, number(1)))}},
+          bad, "has a mesh of shape [1, 1, 1");
 }
 
 TEST_CASE("A tensor of another subclass, and an object of more attributes than torch gives any, are refused") {
@@ -127,7 +161,7 @@ TEST_CASE("A tensor of another subclass, and an object of more attributes than t
       {.path = temp / "f.pt", .tensor = "w", .says = "has an object with 300 attributes, more than torch ever writes"});
   check_refused([&] { read(temp, file, other); },
                 {.kind = ErrorKind::kUnsupported,
-                 .says = "is a subclass of Tensor, such as DTensor, which has a separate format",
+                 .says = "is a torch.distributed.other.Tensor, a part of a tensor on several ranks",
                  .hint = "give the directory that contains the files of all ranks"});
 }
 

@@ -6,6 +6,7 @@
 #include <optional>
 #include <unordered_map>
 
+#include "reshard/base/checked.h"
 #include "reshard/base/strings.h"
 #include "reshard/formats/common/open_weights.h"
 #include "reshard/formats/pickle/pickle_values.h"
@@ -29,6 +30,12 @@ struct SharedParts {
   std::uint64_t rank;                                   // the rank in the file's name
   std::unordered_map<PickleRef, std::uint64_t> places;  // index of `rank` in each list of ranks
   std::size_t parts = 0;                                // number of shards of all tensors
+};
+
+/// A dim of a mesh. A flattened dim has the sizes and strides of several, the first varying slowest.
+struct MeshDim {
+  Dims sizes;
+  Dims strides;  // in the mesh's list of ranks
 };
 
 /// Reads one tensor of a rank's file.
@@ -116,7 +123,8 @@ class TensorParts {
   DistributedTensor sharded(PickleRef state) const;
   void read_mesh(PickleRef mesh, DistributedTensor& tensor) const;
   std::uint64_t place_in(PickleRef ranks) const;
-  Dims coordinate_in(const Dims& mesh, const Dims& strides, PickleRef ranks) const;
+  std::vector<MeshDim> mesh_dims(PickleRef layout) const;
+  Dims coordinate_in(const std::vector<MeshDim>& mesh, PickleRef ranks) const;
   MeshPlacement placement(PickleRef node) const;
   void validate(const DistributedTensor& tensor) const;
 
@@ -140,35 +148,34 @@ DistributedTensor TensorParts::dtensor(PickleRef state) const {
 }
 
 /// Reads the mesh and the rank's coordinate. Until torch 2.9, a mesh stores a tensor of ranks with the mesh's shape,
-/// the same ranks as a tuple, and the coordinate of the saving rank. Later versions store a flat list of ranks, and the
-/// shape and strides of the mesh in this list.
+/// the same ranks as a tuple, and the coordinate of the saving rank. Later versions store a flat list of ranks, and
+/// where each dim of the mesh lies in it.
 void TensorParts::read_mesh(PickleRef node, DistributedTensor& tensor) const {
   if (!is_object(node, "DeviceMesh")) throw bad("has " + pickle_.describe(node) + " instead of a mesh");
   const PickleRef state = pickle_.state(node);
-  Dims strides;
+  std::vector<MeshDim> mesh;
   PickleRef ranks = field(state, "_flatten_mesh_list");
-  if (const PickleRef mesh = field(state, "mesh"); mesh != kNoNode) {
-    tensor.mesh = file_.tensor(mesh, name_).shape;
-    strides = c_strides(tensor.mesh);
+  if (const PickleRef of_ranks = field(state, "mesh"); of_ranks != kNoNode) {
+    const Dims shape = file_.tensor(of_ranks, name_).shape;
+    const Dims strides = c_strides(shape);
+    for (std::size_t d = 0; d < shape.size(); ++d) mesh.push_back({{shape[d]}, {strides[d]}});
   } else {
     const PickleRef layout = pickle_.state(need(state, "_layout"));
-    const auto dims = [&](const char* key) {
-      const PickleRef value = need(layout, key);
-      if (pickle_.kind(value) == PickleKind::kInt && pickle_.integer(value) >= 0)
-        return Dims{static_cast<std::uint64_t>(pickle_.integer(value))};
-      return size(value, "mesh's layout");
-    };
-    tensor.mesh = dims("shape");
-    strides = dims("stride");
+    mesh = mesh_dims(layout);
     ranks = field(state, "_flatten_rank_map");
   }
-  const auto count = num_elems(tensor.mesh);
-  if (tensor.mesh.size() > kMostMeshDims || !count || *count == 0 || *count > kMostRanks ||
-      strides.size() != tensor.mesh.size())
+  std::optional<std::uint64_t> count = 1;
+  for (const MeshDim& dim : mesh) {
+    const auto size = num_elems(dim.sizes);
+    if (dim.sizes.size() != dim.strides.size()) throw bad("has a mesh with another number of strides than of dims");
+    tensor.mesh.push_back(size.value_or(0));
+    count = count && size ? checked_mul(*count, *size) : std::nullopt;
+  }
+  if (mesh.size() > kMostMeshDims || !count || *count == 0 || *count > kMostRanks)
     throw bad("has a mesh of shape " + to_string(tensor.mesh));
   const PickleRef said = field(state, "_coordinate_on_dim");
   if (said == kNoNode && ranks == kNoNode) throw unsupported("does not record its rank in the mesh");
-  if (ranks != kNoNode) tensor.coordinate = coordinate_in(tensor.mesh, strides, ranks);
+  if (ranks != kNoNode) tensor.coordinate = coordinate_in(mesh, ranks);
   if (said == kNoNode) return;
   const Dims coordinate = size(said, "coordinate in the mesh");
   if (ranks != kNoNode && coordinate != tensor.coordinate)
@@ -192,11 +199,38 @@ std::uint64_t TensorParts::place_in(PickleRef ranks) const {
   return shared_.places[ranks] = static_cast<std::uint64_t>(found - items.begin());
 }
 
-Dims TensorParts::coordinate_in(const Dims& mesh, const Dims& strides, PickleRef ranks) const {
+Dims TensorParts::coordinate_in(const std::vector<MeshDim>& mesh, PickleRef ranks) const {
   const std::uint64_t place = place_in(ranks);
   Dims coordinate(mesh.size());
-  for (std::size_t d = 0; d < mesh.size(); ++d) coordinate[d] = strides[d] == 0 ? 0 : place / strides[d] % mesh[d];
+  for (std::size_t d = 0; d < mesh.size(); ++d)
+    for (std::size_t i = 0; i < mesh[d].sizes.size(); ++i) {
+      const std::uint64_t size = mesh[d].sizes[i], stride = mesh[d].strides[i];
+      coordinate[d] = coordinate[d] * size + (stride == 0 ? 0 : place / stride % size);
+    }
   return coordinate;
+}
+
+/// Torch 2.10 to 2.12 keep one shape and one stride of all dims, in which a flattened dim is a tuple; later ones an
+/// object with both for each dim, which is empty for a dim of one rank.
+std::vector<MeshDim> TensorParts::mesh_dims(PickleRef layout) const {
+  const auto numbers = [&](PickleRef node) {
+    if (pickle_.kind(node) == PickleKind::kInt && pickle_.integer(node) >= 0)
+      return Dims{static_cast<std::uint64_t>(pickle_.integer(node))};
+    return size(node, "mesh's layout");
+  };
+  std::vector<MeshDim> dims;
+  if (const PickleRef axes = field(layout, "axes"); axes != kNoNode) {
+    for (const PickleRef axis : pickle_.items(axes).first(std::min(pickle_.items(axes).size(), kMostMeshDims + 1)))
+      dims.push_back({numbers(need(pickle_.state(axis), "shape")), numbers(need(pickle_.state(axis), "stride"))});
+    return dims;
+  }
+  const PickleRef shape = need(layout, "shape"), stride = need(layout, "stride");
+  if (pickle_.kind(shape) == PickleKind::kInt) return {{numbers(shape), numbers(stride)}};
+  const auto sizes = pickle_.items(shape), strides = pickle_.items(stride);
+  if (sizes.size() != strides.size()) throw bad("has a mesh with another number of strides than of dims");
+  for (std::size_t d = 0; d < std::min(sizes.size(), kMostMeshDims + 1); ++d)
+    dims.push_back({numbers(sizes[d]), numbers(strides[d])});
+  return dims;
 }
 
 MeshPlacement TensorParts::placement(PickleRef node) const {

@@ -1,6 +1,6 @@
 // Tensors of torch.distributed in a rank's torch.save file: DTensor (torch/distributed/tensor/_api.py,
-// _dtensor_spec.py, placement_types.py and device_mesh.py of torch 2.2 to 2.9) and ShardedTensor
-// (torch/distributed/_shard/sharded_tensor/api.py of 1.13 to 2.9). Their pickles record which part of the tensor the
+// _dtensor_spec.py, placement_types.py, device_mesh.py and _mesh_layout.py of torch 2.2 to 2.14) and ShardedTensor
+// (torch/distributed/_shard/sharded_tensor/api.py of 1.13 to 2.14). Their pickles record which part of the tensor the
 // rank owns. The pickles are parsed as data; no code in them runs.
 #pragma once
 
