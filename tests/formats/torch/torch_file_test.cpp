@@ -148,6 +148,19 @@ TEST_CASE("An average of the weights is left out next to the weights, and taken 
   }
 }
 
+TEST_CASE("The state dict in Composer's files lies two levels deep") {
+  const std::string inner = dict({{"a.w", tensor()}});
+  const std::string state = dict({{"model", inner}, {"optimizers", dict({{"Adam", list({tensor()})}})}});
+  const Container read = read_content(archive_of(dict({{"state", state}, {"rng", list({tensor()})}})));
+  CHECK(names(read) == std::vector<std::string>{"a.w"});
+  REQUIRE(read.warnings.size() == 2);
+  CHECK(read.warnings[0] == "read the state dict under \"state.model\"");
+  CHECK_THAT(read.warnings[1], Says("optimizers, rng"));
+  bad(archive_of(dict({{"state", state}, {"state", state}})), "contains \"state\" twice");
+  unsupported(archive_of(dict({{"state", dict({{"state", state}})}})), "at a deeper level, under state");
+  unsupported(archive_of(dict({{"state", dict({{"encoder", inner}})}})), "at a deeper level, under state");
+}
+
 TEST_CASE("Two state dicts of one model are refused") {
   const std::string inner = dict({{"a.w", tensor()}, {"b", tensor()}});
   unsupported(archive_of(dict({{"weights", inner}, {"model", dict({{"b", tensor()}})}})),

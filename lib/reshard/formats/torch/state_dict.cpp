@@ -24,6 +24,7 @@ struct Wrapper {
 constexpr Wrapper kWrappers[] = {
     {"model"},     {"state_dict"},      {"module"},          {"model_state_dict"},     {"weights"},
     {"ema", true}, {"model_ema", true}, {"ema_model", true}, {"ema_state_dict", true}, {"state_dict_ema", true}};
+constexpr std::string_view kOuterWrapper = "state";       // Composer's, around one of them
 constexpr std::size_t kShownNameBytes = 100;              // per name in a list
 constexpr std::string_view kExtraState = "_extra_state";  // added to the state dict by get_extra_state of a module
 
@@ -88,7 +89,8 @@ class Finder {
   std::vector<const Wrapper*> wrappers_in(const Pairs& top) const;
   void refuse_rivals(const Pairs& top, const std::vector<const Wrapper*>& wrappers) const;
   const PicklePair* pair_of(const Pairs& pairs, std::string_view key) const;
-  PickleRef wrapped(const Pairs& top);
+  PickleRef wrapped(const Pairs& top, const std::string& above = {});
+  PickleRef doubly_wrapped(const Pairs& top);
   bool add_description(std::string_view key);
   void refuse_deeper(const Pairs& pairs);
   bool holds_values(PickleRef node);
@@ -147,10 +149,25 @@ void Finder::refuse_rivals(const Pairs& top, const std::vector<const Wrapper*>& 
   }
 }
 
+/// Returns wrapped() of the mapping under kOuterWrapper, or kNoNode.
+PickleRef Finder::doubly_wrapped(const Pairs& top) {
+  const PicklePair* const outer = pair_of(top, kOuterWrapper);
+  if (outer == nullptr || !is_mapping(pickle_, outer->second)) return kNoNode;
+  const PickleRef inner = wrapped(mapping_items(pickle_, outer->second), std::string(kOuterWrapper) + ".");
+  if (inner == kNoNode) return kNoNode;
+  for (const PicklePair& other : top) {
+    if (&other != outer && label(other.first) == kOuterWrapper)
+      throw Error(ErrorKind::kBadInput, fmt::format("contains \"{}\" twice", kOuterWrapper)).in(file_.path());
+    if (&other != outer) aside_.add(label(other.first));
+  }
+  return inner;
+}
+
 /// Returns the mapping under the first of kWrappers that contains tensors, or kNoNode.
-PickleRef Finder::wrapped(const Pairs& top) {
+/// \param above  where `top` is in the file, for messages.
+PickleRef Finder::wrapped(const Pairs& top, const std::string& above) {
   const std::vector<const Wrapper*> wrappers = wrappers_in(top);
-  if (wrappers.empty()) return kNoNode;
+  if (wrappers.empty()) return above.empty() ? doubly_wrapped(top) : kNoNode;
   const Wrapper& wrapper = *wrappers.front();
   const PicklePair* const found = pair_of(top, wrapper.key);
   ShortList averages;
@@ -173,7 +190,7 @@ PickleRef Finder::wrapped(const Pairs& top) {
   refuse_rivals(top, wrappers);
   // If a description is next to the state dict, or this program wrote the file, the key is expected.
   if (result_.descriptions.empty() && file_.metadata().empty())
-    result_.warnings.push_back(fmt::format("read the state dict under \"{}\"{}", wrapper.key,
+    result_.warnings.push_back(fmt::format("read the state dict under \"{}{}\"{}", above, wrapper.key,
                                            wrapper.is_average ? ", an average of the weights" : ""));
   result_.left_out = averages.text();
   if (!averages.empty())
