@@ -14,6 +14,7 @@
 #include "reshard/io/files.h"
 #include "reshard/layouts/core/config_model.h"
 #include "reshard/layouts/core/expert_stacks.h"
+#include "reshard/layouts/core/file_warnings.h"
 #include "reshard/layouts/core/misfits.h"
 #include "reshard/layouts/core/read_model.h"
 #include "reshard/layouts/core/tied_tensors.h"
@@ -36,10 +37,6 @@ void order_naturally(SourceMap& map) {
 
 void add_names(const Container& file, std::unordered_set<std::string_view>& names) {
   for (const TensorEntry& tensor : file.tensors) names.insert(tensor.name);
-}
-
-void note_warnings(const Container& file, std::vector<std::string>& notes) {
-  for (const std::string& warning : file.warnings) notes.push_back(file.path.filename().string() + ": " + warning);
 }
 
 /// Copies rank records from the files to the map if they declare other ranks.
@@ -222,7 +219,9 @@ Checkpoint read_whole_files(Files& files, Checkpoint checkpoint, const std::vect
   settle_ties(files, checkpoint);
   take_records(containers, checkpoint);
   if (containers.size() == 1) checkpoint.file_metadata = containers.front().metadata;
-  for (const Container& file : containers) note_warnings(file, checkpoint.notes);
+  FileWarnings warnings;
+  for (const Container& file : containers) warnings.add(file.path.filename().string(), file.warnings);
+  warnings.note(checkpoint.notes);
   order_tensors(checkpoint);
   return checkpoint;
 }

@@ -16,6 +16,7 @@
 #include "reshard/base/strings.h"
 #include "reshard/io/read_each.h"
 #include "reshard/layouts/core/checkpoint.h"
+#include "reshard/layouts/core/file_warnings.h"
 #include "reshard/layouts/core/layout.h"
 #include "reshard/layouts/core/read_model.h"
 #include "reshard/layouts/fsdp/distributed_tensor.h"
@@ -322,6 +323,7 @@ Checkpoint FsdpRanksLayout::read(Files& files, const FoundLayout& found, const R
   const RankListing listing = list_ranks(files, found.path);
   std::vector<RankTensors> ranks;
   std::vector<StateEntry> entries;  // each tensor once, whole
+  FileWarnings warnings;
   std::unordered_set<std::string> seen;
   const std::vector<std::pair<std::uint64_t, fs::path>> paths(listing.ranks.begin(), listing.ranks.end());
   auto reads =
@@ -329,11 +331,11 @@ Checkpoint FsdpRanksLayout::read(Files& files, const FoundLayout& found, const R
   for (const auto& [rank, path] : paths) {
     ranks.push_back(reads[ranks.size()].get());
     refuse_flat_parameters(ranks.back());
-    for (const std::string& warning : ranks.back().warnings)
-      checkpoint.notes.push_back(path.filename().string() + ": " + warning);
+    warnings.add(path.filename().string(), ranks.back().warnings);
     for (const DistributedTensor& tensor : ranks.back().tensors)
       if (seen.insert(tensor.name).second) entries.push_back({tensor.name, tensor.dtype, tensor.shape});
   }
+  warnings.note(checkpoint.notes);
   LanguageModel described;
   const KnownModel known = known_model(files, checkpoint, context, described);
   const StateNames in_model = trained_names(entries, known, context.use, checkpoint);

@@ -16,6 +16,7 @@
 #include "reshard/formats/read_container.h"
 #include "reshard/formats/torch/xser.h"
 #include "reshard/io/read_each.h"
+#include "reshard/layouts/core/file_warnings.h"
 #include "reshard/layouts/core/strangers.h"
 #include "reshard/layouts/map/rank_record.h"
 #include "reshard/layouts/names/state_names.h"
@@ -197,32 +198,6 @@ void read_all_metadata(AdapterMetadataReader& of_adapters, Files& files, const L
   }
 }
 
-/// Adds the warnings of `ranks`; equal warnings become one.
-void note_warnings(const std::vector<std::vector<Container>>& ranks, std::vector<std::string>& warnings) {
-  struct Noted {
-    std::string warning;
-    std::string first;
-    std::size_t others = 0;
-  };
-  std::vector<Noted> all;
-  for (const auto& stage : ranks)
-    for (const Container& file : stage) {
-      if (file.warnings.empty()) continue;
-      const std::string warning = join(file.warnings, "; ");
-      const auto known =
-          std::find_if(all.begin(), all.end(), [&](const Noted& noted) { return noted.warning == warning; });
-      if (known != all.end())
-        ++known->others;
-      else
-        all.push_back({warning, (file.path.parent_path().filename() / file.path.filename()).string()});
-    }
-  for (const Noted& noted : all)
-    warnings.push_back(fmt::format(
-        "{}{}: {}", noted.first,
-        noted.others == 0 ? "" : fmt::format(" and {} other rank file{}", noted.others, noted.others == 1 ? "" : "s"),
-        noted.warning));
-}
-
 /// Refuses tensors that xser metadata marks as split over expert-parallel ranks, if neither file names nor the metadata
 /// of stages do.
 void refuse_experts(const Container& file, RankId rank, const ShardedCheckpoint& checkpoint) {
@@ -318,7 +293,11 @@ void read_all_files(Files& files, const Listing& listing, std::optional<Containe
         validate_ranks_agree(of_stage[i / checkpoint.tp * checkpoint.tp], of_stage.back(), alike);
     }
   }
-  note_warnings(checkpoint.files, checkpoint.warnings);
+  FileWarnings warnings;
+  for (const auto& stage : checkpoint.files)
+    for (const Container& file : stage)
+      warnings.add((file.path.parent_path().filename() / file.path.filename()).string(), file.warnings);
+  warnings.note(checkpoint.warnings);
   for (const RankFile& copy : listing.copies) {
     checkpoint.copies.push_back({copy.rank, (next++)->get()});
     validate_record(checkpoint.copies.back().file, copy.rank, checkpoint);
