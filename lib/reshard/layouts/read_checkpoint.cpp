@@ -272,6 +272,13 @@ Checkpoint read_peft_directory(Files& files, const fs::path& directory, const Pe
   return checkpoint;
 }
 
+/// Returns the adapter that PEFT saved in the folder of a step, next to the training state `shards`; std::nullopt if
+/// there is none. It is the checkpoint: the training state has the same adapter, or the base model with it.
+std::optional<fs::path> finished_adapter(Files& files, const fs::path& path, const std::optional<FoundLayout>& shards) {
+  if (!shards || shards->is_empty || !shards->layout->traits().needs_no_mesh()) return std::nullopt;
+  return peft_names_in(files, path).own;
+}
+
 /// Notes a sharded checkpoint in a directory whose Hugging Face weights were read.
 void note_shards_beside(Checkpoint& checkpoint, const FoundLayout& shards) {
   fs::path other = shards.path;
@@ -428,7 +435,14 @@ Checkpoint sharded_at(Files& files, const fs::path& path, const ReadContext& con
   if (!files.is_directory(path)) throw no_directory(files, path);
   if (const auto adapters = adapters_meant(files, path); !adapters.empty())
     return read_adapters(files, path, adapters, adapters.front().alone, context);
-  if (const auto shards = find_shards(files, path)) return read(files, *shards, context);
+  const auto shards = find_shards(files, path);
+  if (const auto adapter = finished_adapter(files, path, shards))
+    throw Error(ErrorKind::kBadInput,
+                fmt::format("contains a finished adapter, {}, next to the state of its training in {}",
+                            adapter->filename().string(), shards->path.lexically_relative(path).string()))
+        .in(path)
+        .hint("nothing needs to be consolidated: use the adapter as it is, or with convert");
+  if (shards) return read(files, *shards, context);
   if (find_whole(files, path)) {
     refuse_strange_files(files, path);
     Checkpoint whole = read(files, {&whole_layout(), path, path}, {.use = ConfigUse::kLenient});
@@ -481,6 +495,12 @@ Checkpoint checkpoint_at(Files& files, const fs::path& path, const ReadContext& 
   if (!adapters.empty()) return read_adapters(files, path, adapters, adapters.size() == 1, context);
   const auto whole = find_whole(files, path);
   const auto shards = find_shards(files, path);
+  if (!whole && finished_adapter(files, path, shards)) {
+    Checkpoint adapter = read_peft_directory(files, path, peft_names_in(files, path), context);
+    adapter.notes.push_back(
+        fmt::format("the state of the adapter's training, in {}, is left out", shards->path.string()));
+    return adapter;
+  }
   if (shards && (!whole || whole->is_empty)) return read(files, *shards, context);
   if (!shards && !whole) {
     const PeftNames names = peft_names_in(files, path);
@@ -499,6 +519,7 @@ const Layout* layout_at(Files& files, const fs::path& path) {
   if (!adapters_to_read(files, path).empty()) return &adapter_layout();
   const auto whole = find_whole(files, path);
   const auto shards = find_shards(files, path);
+  if (!whole && finished_adapter(files, path, shards)) return nullptr;
   if (shards && (!whole || whole->is_empty)) return shards->layout;
   return whole ? whole->layout : nullptr;
 }
