@@ -37,7 +37,7 @@ Tag trained(const std::string& name) {
 }
 
 std::string chosen(const std::vector<Tag>& tags, const std::optional<std::string>& latest = {}) {
-  return choose_tag(tags, latest).name;
+  return choose_tag(tags, latest ? std::optional(LatestTag{*latest, "latest"}) : std::nullopt).name;
 }
 
 std::vector<std::string> names(const std::vector<Tag>& tags) {
@@ -81,9 +81,10 @@ TEST_CASE("The note says which tag is taken, of how many, and which newer one is
 TEST_CASE("The file latest goes before numbers, unless what it names is not finished") {
   const std::vector<Tag> tags{done("step_3"), done("step_6"), cut_off("step_9")};
   CHECK(chosen(tags, "step_3") == "step_3");
-  CHECK_THAT(choose_tag(tags, "step_3").note, Says("which the file \"latest\" names"));
+  CHECK_THAT(choose_tag(tags, LatestTag{"step_3", "latest"}).note, Says("which the file \"latest\" names"));
   CHECK(chosen(tags, "step_9") == "step_6");
-  CHECK_THAT(choose_tag(tags, "step_9").note, Says("step_9 is named by the file \"latest\", but incomplete"));
+  CHECK_THAT(choose_tag(tags, LatestTag{"step_9", "latest"}).note,
+             Says("step_9 is named by the file \"latest\", but incomplete"));
   CHECK(chosen({tag("best"), tag("step_3")}, "best") == "best");
 }
 
@@ -111,7 +112,7 @@ TEST_CASE("Where no tag is finished the error lists them, each with its reason")
   empty.has_weights = false;
   check_refused(
       [&] {
-        choose_tag({cut_off("step_3"), empty}, "step_3");
+        choose_tag({cut_off("step_3"), empty}, LatestTag{"step_3", "latest"});
       },
       {.says = "step_3 (it has no file \"done\"), step_6 (it contains no weights)", .hint = "`tag`"});
 }
@@ -128,10 +129,13 @@ TEST_CASE("Names that do not tell which tag is the newest are an error that list
 TEST_CASE("Of several checkpoints one whose name is not that of a tag is taken only if the file latest names it") {
   const std::vector<Tag> sizes{done("llama-8b"), done("llama-70b")};  // comparable, but not steps of one run
   for (const auto& tags : {std::vector<Tag>{cut_off("step_3"), done("llama-optimum")}, sizes})
-    check_refused([&] { choose_tag(tags, "step_3"); },
-                  {.kind = ErrorKind::kUsage,
-                   .says = {"none named like a training run's (step_3, checkpoint-10): ", tags.back().name},
-                   .hint = "`tag`"});
+    check_refused(
+        [&] {
+          choose_tag(tags, LatestTag{"step_3", "latest"});
+        },
+        {.kind = ErrorKind::kUsage,
+         .says = {"none named like a training run's (step_3, checkpoint-10): ", tags.back().name},
+         .hint = "`tag`"});
   CHECK_THAT(error_of([&] { choose_tag(sizes, {}); }).what(), Says("llama-8b, llama-70b"));
   CHECK(chosen({done("llama-optimum")}, "llama-optimum") == "llama-optimum");
   CHECK(chosen(sizes, "llama-8b") == "llama-8b");
@@ -172,6 +176,49 @@ TEST_CASE("Names of NxD Training are those of tags, and its folder of checkpoint
     CHECK(find_checkpoint(files, path, name_of(5)).path == run / "checkpoints" / name_of(5));
   }
   CHECK(list_tags(files, "m/llama").empty());
+}
+
+TEST_CASE("Of a step without weights of its own, the only model below it is taken") {
+  MemoryFiles files;
+  const auto rank = [&](const fs::path& folder) { files.write(folder / "model_world_size_1_rank_0.pt", ""); };
+  const auto is_found = [&](const fs::path& run, const fs::path& model, SourceKind kind = SourceKind::kAny) {
+    CAPTURE(run);
+    const FoundCheckpoint found = find_checkpoint(files, run, {}, kind);
+    CHECK(found.path == model);
+    REQUIRE_FALSE(found.notes.empty());
+    CHECK_THAT(found.notes.back(), Says("the only model in it"));
+  };
+  for (const char* step : {"global_step_10", "global_step_20"}) {
+    rank(fs::path("verl") / step / "actor");
+    files.write(fs::path("verl") / step / "actor/optim_world_size_1_rank_0.pt", "");
+    files.write(fs::path("verl") / step / "data.pt", "");
+  }
+  is_found("verl", "verl/global_step_20/actor", SourceKind::kShards);
+  is_found("verl/global_step_10", "verl/global_step_10/actor");
+  files.write("verl/latest_checkpointed_iteration.txt", "10");
+  is_found("verl", "verl/global_step_10/actor");
+  CHECK_THAT(find_checkpoint(files, "verl", {}).notes.front(),
+             Says("which the file \"latest_checkpointed_iteration.txt\" names; global_step_20 is newer;"));
+  CHECK(find_checkpoint(files, "verl", "global_step_20").path == "verl/global_step_20/actor");
+  rank("verl/global_step_10/critic");
+  check_refused([&] { find_checkpoint(files, "verl", {}); }, {.path = "verl/global_step_10",
+                                                              .says = "contains several models: actor, critic",
+                                                              .hint = "such as verl/global_step_10/actor"});
+
+  files.write("nemo/step_5/policy/weights/model/model.safetensors", "");
+  files.write("nemo/step_5/policy/optimizer/optim/model.safetensors", "");
+  is_found("nemo", "nemo/step_5/policy/weights/model");
+  files.write("colossal/epoch0-step5/modeling/model.safetensors", "");
+  is_found("colossal", "colossal/epoch0-step5/modeling");
+  check_refused([&] { find_checkpoint(files, "colossal/epoch0-step5", {}, SourceKind::kShards); },
+                {.says = "contains whole weights, in modeling, and no shards", .hint = "`convert`"});
+  files.write("accelerate/checkpoint-5/pytorch_model_fsdp.bin", "");
+  files.write("accelerate/checkpoint-5/optimizer.bin", "");
+  is_found("accelerate", "accelerate/checkpoint-5/pytorch_model_fsdp.bin", SourceKind::kShards);
+  files.write("deep/step_5/a/b/c/d/model.safetensors", "");
+  CHECK(error_of([&] { find_checkpoint(files, "deep", {}); }).kind() == ErrorKind::kBadInput);
+  files.write("other/models/actor/model.safetensors", "");  // no step
+  CHECK(find_checkpoint(files, "other/models", {}).path == "other/models");
 }
 
 TEST_CASE("Of a directory of unrelated models none is taken without being asked for") {

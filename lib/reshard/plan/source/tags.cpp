@@ -12,6 +12,7 @@
 #include "reshard/layouts/core/strangers.h"
 #include "reshard/layouts/peft/adapter_folders.h"
 #include "reshard/layouts/ranks/rank_format.h"
+#include "reshard/plan/source/step_models.h"
 
 namespace reshard {
 namespace {
@@ -20,6 +21,9 @@ namespace fs = std::filesystem;
 
 constexpr const char* kCheckpointsFolder = "checkpoints";  // in the directory of an NxD Training run, next to its logs
 constexpr std::uint64_t kMaxLatestBytes = 4096;            // it contains one folder name
+/// verl's file with the number of its newest step, and the folder of a step. Megatron-LM has a file of this name, too.
+constexpr const char* kIterationFile = "latest_checkpointed_iteration.txt";
+constexpr const char* kIterationFolder = "global_step_";
 constexpr const char* kChoose = "choose one with `tag`, or give its own directory";
 
 /// Words that training code builds checkpoint names from, with numbers between and after them.
@@ -74,10 +78,11 @@ void look_at_markers(Files& files, const fs::path& folder, Tag& tag) {
   tag.is_done = !tag.is_cut_off && (tag.is_done || done);
 }
 
-/// Whether `directory` contains a model or an adapter as Hugging Face's libraries save them.
-bool holds_hugging_face(Files& files, const fs::path& directory) {
-  return find_whole(files, directory) || files.exists(directory / kAdapterSafetensorsFile) ||
-         files.exists(directory / kAdapterPytorchFile);
+/// Looks for models in folders of the step.
+void look_below(Files& files, const fs::path& directory, Tag& tag) {
+  const std::vector<StepModel> models = models_in_step(files, directory);
+  tag.has_weights = !models.empty();
+  tag.has_shards = std::any_of(models.begin(), models.end(), [](const StepModel& model) { return model.is_sharded; });
 }
 
 /// Inspects a directory, which may be a checkpoint.
@@ -94,6 +99,7 @@ Tag look_at(Files& files, const fs::path& directory) {
     tag.has_shards = (shards && !shards->is_empty) || !adapters.empty();
     if (shards && shards->is_empty) tag.lacks = shards->lacks;
     tag.has_weights = tag.has_shards || holds_hugging_face(files, directory);
+    if (!tag.has_weights && (is_tag_name(tag.name) || tag.has_trainer_state)) look_below(files, directory, tag);
   } catch (const Error& error) {
     if (error.kind() == ErrorKind::kIo || error.code()) throw;  // it cannot be read
     // The user gets the error if this tag is chosen.
@@ -127,21 +133,44 @@ std::string names_text(const std::vector<Tag>& tags) {
   return list_names(names);
 }
 
-/// Returns the tag that `latest` in the run's directory names, if there is such a file or link.
-std::optional<std::string> read_latest(Files& files, const fs::path& directory) {
-  const fs::path path = directory / kLatestFile;
-  if (files.is_directory(path)) return other_name(files, directory, kLatestFile);  // a real folder is like any other
-  if (!files.is_file(path)) return std::nullopt;
+/// Returns the text of a file with one name in it, without the end of its line.
+std::string read_name(Files& files, const fs::path& path) {
   std::string name = read_text_file(files, path, kMaxLatestBytes);
   name.erase(
       std::find_if_not(name.rbegin(), name.rend(), [](char c) { return c == '\n' || c == '\r' || c == ' '; }).base(),
       name.end());
-  if (is_plain_name(name) && files.is_directory(directory / name)) return name;
+  return name;
+}
+
+/// Returns the tag that a file or link in the run's directory names, if there is one.
+std::optional<LatestTag> read_latest(Files& files, const fs::path& directory) {
+  if (const fs::path verl = directory / kIterationFile; files.is_file(verl))
+    if (const std::string step = kIterationFolder + read_name(files, verl);
+        is_plain_name(step) && files.is_directory(directory / step))
+      return LatestTag{step, kIterationFile};
+  const fs::path path = directory / kLatestFile;
+  if (files.is_directory(path)) {  // a real folder is like any other
+    const auto name = other_name(files, directory, kLatestFile);
+    return name ? std::optional(LatestTag{*name, kLatestFile}) : std::nullopt;
+  }
+  if (!files.is_file(path)) return std::nullopt;
+  const std::string name = read_name(files, path);
+  if (is_plain_name(name) && files.is_directory(directory / name)) return LatestTag{name, kLatestFile};
   throw Error(ErrorKind::kBadInput,
               is_plain_name(name) ? fmt::format("names the checkpoint {}, which is not next to it", printable(name))
                                   : fmt::format("contains \"{}\", which is not a folder name", printable(name)))
       .in(path)
       .hint("choose a checkpoint with `tag`, or give its own directory");
+}
+
+/// Returns the model in a folder, which is a checkpoint or a step of a run.
+FoundCheckpoint found_in(Files& files, const fs::path& folder, std::vector<std::string> notes, SourceKind kind) {
+  if (is_checkpoint(files, folder, kind)) return {folder, std::move(notes)};
+  fs::path model = model_in_step(files, folder, kind);
+  if (model != folder)
+    notes.push_back(fmt::format("{}: reading {}, the only model in it", folder.string(),
+                                printable(model.lexically_relative(folder).string())));
+  return {std::move(model), std::move(notes)};
 }
 
 /// Returns the folder `name` of the run's directory.
@@ -154,7 +183,7 @@ FoundCheckpoint take_tag(Files& files, const fs::path& directory, const std::str
                 files.exists(directory) ? "is not a directory, so `tag` has nothing to choose from"
                                         : "no such file or directory")
         .in(directory);
-  if (files.is_directory(directory / name)) return {directory / name, {}};
+  if (files.is_directory(directory / name)) return found_in(files, directory / name, {}, SourceKind::kAny);
   if (is_checkpoint(files, directory))
     throw Error(ErrorKind::kUsage,
                 "`tag` has no effect: this is a checkpoint itself, without a folder " + printable(name))
@@ -169,14 +198,17 @@ FoundCheckpoint take_tag(Files& files, const fs::path& directory, const std::str
 
 /// Lists, each after "; ", unfinished tags that the user may have expected instead of `chosen`.
 std::string unfinished_text(const std::vector<Tag>& tags, const std::string& chosen,
-                            const std::optional<std::string>& latest) {
+                            const std::optional<LatestTag>& latest) {
   std::string text;
   for (const Tag& tag : tags) {
     const bool newer = stem_of(tag.name) == stem_of(chosen) && is_older(chosen, tag.name);
     const auto reason = unfinished_reason(tag, tags);
-    if (!reason || (!newer && tag.name != latest)) continue;
-    text += fmt::format("; {} is {}, but incomplete: {}", printable(tag.name),
-                        tag.name == latest ? "named by the file \"latest\"" : "newer", *reason);
+    const bool is_latest = latest && tag.name == latest->name;
+    if (!reason && newer && latest && chosen == latest->name)
+      text += fmt::format("; {} is newer", printable(tag.name));
+    else if (reason && (newer || is_latest))
+      text += fmt::format("; {} is {}, but incomplete: {}", printable(tag.name),
+                          is_latest ? fmt::format("named by the file \"{}\"", latest->file) : "newer", *reason);
   }
   return text;
 }
@@ -271,7 +303,7 @@ std::optional<std::string> unfinished_reason(const Tag& tag, const std::vector<T
   return std::nullopt;
 }
 
-TagChoice choose_tag(const std::vector<Tag>& tags, const std::optional<std::string>& latest) {
+TagChoice choose_tag(const std::vector<Tag>& tags, const std::optional<LatestTag>& latest) {
   std::vector<Tag> finished;
   std::vector<std::string> reasons;
   for (const Tag& tag : tags)
@@ -283,12 +315,13 @@ TagChoice choose_tag(const std::vector<Tag>& tags, const std::optional<std::stri
   if (finished.empty())
     throw Error(ErrorKind::kBadInput, "contains no complete checkpoint: " + list_names(reasons))
         .hint(any_weights ? "choose one anyway with `tag`" : "give the directory of a checkpoint");
-  const auto named = std::find_if(finished.begin(), finished.end(), [&](const Tag& tag) { return tag.name == latest; });
+  const auto named = std::find_if(finished.begin(), finished.end(),
+                                  [&](const Tag& tag) { return latest && tag.name == latest->name; });
   const Tag& chosen = named != finished.end() ? *named : newest(finished);
   if (named == finished.end() && tags.size() > 1 && !is_tag_name(chosen.name)) throw unrelated(finished);
   std::string why = finished.size() == 1 ? "the only complete checkpoint"
                                          : fmt::format("the newest of {} complete checkpoints", finished.size());
-  if (named != finished.end()) why = "which the file \"latest\" names";
+  if (named != finished.end()) why = fmt::format("which the file \"{}\" names", latest->file);
   return {chosen.name,
           fmt::format("using {}, {}{}{}", printable(chosen.name), why, unfinished_text(tags, chosen.name, latest),
                       tags.size() == 1 ? "" : "; choose another with `tag`")};
@@ -333,6 +366,7 @@ FoundCheckpoint find_in_checkpoints(Files& files, const fs::path& directory, Sou
   if (has_checkpoints_folder(files, directory)) return find_checkpoint(files, directory / kCheckpointsFolder, {}, kind);
   std::vector<std::string> runs;
   if (is_only_model(files, directory, {})) find_runs(files, directory, {}, kRunLevels, runs);
+  if (runs.empty() && is_tag_name(own_name(files, directory))) return found_in(files, directory, {}, kind);
   if (runs.empty()) return {directory, {}};
   const bool is_one = runs.size() == 1;
   throw Error(ErrorKind::kBadInput,
@@ -357,15 +391,17 @@ FoundCheckpoint find_checkpoint(Files& files, const fs::path& path, const std::o
   if (tags.empty()) return find_in_checkpoints(files, path, kind);
   try {
     const auto latest = read_latest(files, path);
-    const bool listed = std::any_of(tags.begin(), tags.end(), [&](const Tag& t) { return t.name == latest; });
-    if (latest && !listed) tags.push_back(look_at(files, path / *latest));
+    const auto is_latest = [&](const Tag& tag) { return latest && tag.name == latest->name; };
+    if (latest && std::none_of(tags.begin(), tags.end(), is_latest))
+      tags.push_back(look_at(files, path / latest->name));
     if (std::none_of(tags.begin(), tags.end(), [](const Tag& one) { return one.has_weights; }))
       for (const fs::path& folder : {path, path / tags.back().name})
         if (auto stranger = stranger_in(files, folder)) throw *std::move(stranger);
     const TagChoice choice = choose_tag(tags, latest);
-    if (choice.name != latest && !is_tag_name(choice.name) && !is_only_model(files, path, choice.name))
+    if (!(latest && choice.name == latest->name) && !is_tag_name(choice.name) &&
+        !is_only_model(files, path, choice.name))
       throw unrelated(tags);
-    return {path / choice.name, {path.string() + ": " + choice.note}};
+    return found_in(files, path / choice.name, {path.string() + ": " + choice.note}, kind);
   } catch (Error& error) {
     if (error.path().empty()) error.in(path);
     throw;

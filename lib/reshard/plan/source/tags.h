@@ -15,7 +15,7 @@ namespace reshard {
 /// `checkpoint-10` or DeepSpeed's `global_step10`. The members describe its contents, judged by file names alone.
 struct Tag {
   std::string name;
-  bool has_weights = false;        // of any kind
+  bool has_weights = false;        // of any kind, in the folder or below it (step_models.h)
   bool has_shards = false;         // sharded model or adapter
   const char* lacks = "weights";   // missing files, if has_weights is false
   bool is_done = false;            // has a marker `done`, and no save in it lacks one; see is_cut_off
@@ -51,11 +51,17 @@ struct TagChoice {
   std::string note;  // begins with the name
 };
 
+/// The tag that a file in the run's directory names as the newest.
+struct LatestTag {
+  std::string name;
+  std::string file;  // its name
+};
+
 /// Chooses the newest finished tag: the one that `latest` names, or else the one with the largest number.
 /// \param tags  not empty.
 /// \throws Error kBadInput if none is finished; kUsage if the names do not determine the newest, or if the newest of
-/// several has no name like step_3 or checkpoint-10 and `latest` does not name it.
-TagChoice choose_tag(const std::vector<Tag>& tags, const std::optional<std::string>& latest);
+/// several has no name like step_3 or checkpoint-10 and `latest` is not its.
+TagChoice choose_tag(const std::vector<Tag>& tags, const std::optional<LatestTag>& latest);
 
 /// Whether `directory` is itself a checkpoint, judged by the names in it, and not a training run's directory.
 /// \throws Error kBadInput if it contains two sharded checkpoints and no Hugging Face files that count.
@@ -69,7 +75,7 @@ struct FoundCheckpoint {
 
 /// Finds the checkpoint that `path` refers to. Without `tag`, that is `path` itself, or choose_tag's choice if `path`
 /// is a directory that contains tags but is not a checkpoint. With `tag`, it is the folder of this name in `path`. Tags
-/// may also be in a folder `checkpoints` of `path`.
+/// may also be in a folder `checkpoints` of `path`. Of a tag that is no checkpoint, it is the only model below it.
 /// \throws Error as choose_tag does; kUsage if `tag` is not the name of a folder; kBadInput if `path` does not contain
 /// `tag`, or if a file `latest` names none of its folders.
 FoundCheckpoint find_checkpoint(Files& files, const std::filesystem::path& path, const std::optional<std::string>& tag,
