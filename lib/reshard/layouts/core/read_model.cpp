@@ -23,7 +23,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kConfigFolder = "huggingface";
+/// Folders in which trainers save a model's config.json and tokenizer: verl, NeMo Automodel, NeMo-RL.
+constexpr const char* kModelFolders[] = {"huggingface", ".hf_metadata", "tokenizer"};
 
 /// Validates that all tensors of the model exist, and notes extra tensors.
 void validate_trained(Checkpoint& checkpoint) {
@@ -47,9 +48,17 @@ std::string left_out_text(std::uint64_t count, const std::string& what) {
 
 }  // namespace
 
+std::vector<fs::path> model_directories(Files& files, const fs::path& folder) {
+  std::vector<fs::path> directories;
+  for (const fs::path& parent : {folder, directory_above(files, folder)}) {
+    directories.push_back(parent);
+    for (const char* name : kModelFolders) directories.push_back(parent / name);
+  }
+  return directories;
+}
+
 fs::path trained_directory(Files& files, const fs::path& folder) {
-  const fs::path above = directory_above(files, folder);
-  for (const fs::path& directory : {folder, folder / kConfigFolder, above, above / kConfigFolder})
+  for (const fs::path& directory : model_directories(files, folder))
     if (files.exists(directory / kConfigFile)) return directory;
   return folder;
 }

@@ -18,8 +18,11 @@ namespace reshard {
 // Functions that the layouts of training checkpoints share: they find the model's description, map its names, and check
 // that its tensors are complete.
 
-/// Returns the directory that contains config.json for weights in `folder`: `folder`, its parent, or "huggingface" in
-/// either, where some trainers save it. Returns `folder` if there is no config.json.
+/// Returns the directories in which trainers save the config.json and the tokenizer of weights in `folder`, in order of
+/// preference: `folder`, folders such as "huggingface" in it, and the same of its parent. They need not exist.
+std::vector<std::filesystem::path> model_directories(Files& files, const std::filesystem::path& folder);
+
+/// Returns the first of model_directories that contains config.json; `folder` if none does.
 std::filesystem::path trained_directory(Files& files, const std::filesystem::path& folder);
 
 /// Returns the language model that config.json describes. If the checkpoint has no config.json, returns the family of

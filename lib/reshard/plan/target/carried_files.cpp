@@ -12,6 +12,7 @@
 #include "reshard/base/strings.h"
 #include "reshard/formats/safetensors/hf_index.h"
 #include "reshard/io/files.h"
+#include "reshard/layouts/core/read_model.h"
 #include "reshard/layouts/peft/adapter_folders.h"
 #include "reshard/layouts/ranks/rank_format.h"
 #include "reshard/plan/target/companions.h"
@@ -102,19 +103,40 @@ void note_old_tokenizer(Carrier& carrier, const std::vector<fs::path>& own) {
                            old.size() == 1 ? "s" : ""));
 }
 
+/// Returns the directories that may have the model's tokenizer, each once, in order of preference.
+std::vector<fs::path> tokenizer_directories(Files& files, const Checkpoint& source) {
+  std::vector<fs::path> all;
+  if (source.config_given) all.push_back(source.config.has_parent_path() ? source.config.parent_path() : fs::path("."));
+  if (source.layout != nullptr) all.push_back(source.directory);
+  if (source.beside_model || is_step_of_run(files, source))
+    for (fs::path& directory : model_directories(files, source.path))
+      if (files.is_directory(directory)) all.push_back(std::move(directory));
+  std::vector<fs::path> unique;
+  for (fs::path& directory : all)
+    if (std::none_of(unique.begin(), unique.end(), [&](const fs::path& one) { return files.is_same(one, directory); }))
+      unique.push_back(std::move(directory));
+  return unique;
+}
+
+/// Notes that a model which has been gathered has no tokenizer.
+void note_no_tokenizer(Carrier& carrier) {
+  const Checkpoint& source = carrier.draft.source;
+  if (!source.has_ranks() || source.config.empty() || !tokenizer_files(carrier.files, carrier.output_directory).empty())
+    return;
+  carrier.draft.note(
+      "there is no tokenizer next to the weights: copy the original model's into the output, or set `config` to the "
+      "original model's directory");
+}
+
 /// If no tokenizer is copied yet, copies the one next to the config.json that the user gave, or else the checkpoint's.
-void carry_tokenizer(Carrier& carrier) {
+void carry_tokenizer(Carrier& carrier, bool is_whole) {
   auto& [files, draft, output_directory, carried] = carrier;
-  const Checkpoint& source = draft.source;
-  std::vector<fs::path> directories;
-  if (source.config_given)
-    directories.push_back(source.config.has_parent_path() ? source.config.parent_path() : fs::path("."));
-  if (source.layout != nullptr) directories.push_back(source.directory);
+  const std::vector<fs::path> directories = tokenizer_directories(files, draft.source);
   const fs::path output = files.resolve(output_directory);
   fs::path taken;  // the directory of the output's tokenizer
   if (std::any_of(carried.copied_files.begin(), carried.copied_files.end(),
                   [](const CopiedFile& file) { return is_tokenizer(file.path.string()); }))
-    taken = source.directory;
+    taken = draft.source.directory;
   for (const fs::path& directory : directories) {
     std::vector<CopiedFile> found = tokenizer_files(files, directory);
     if (found.empty() || files.is_same(directory, taken)) continue;
@@ -128,6 +150,7 @@ void carry_tokenizer(Carrier& carrier) {
     }
   }
   note_old_tokenizer(carrier, directories);
+  if (taken.empty() && is_whole) note_no_tokenizer(carrier);
 }
 
 /// Copies the code that the config.json that the user gave names. Notes code that config.json names and the output
@@ -292,7 +315,7 @@ CarriedFiles carry_files(Files& files, Draft& draft, const Layout& layout, const
     weights = weights_in(files, source.directory);
   }
   carry_config(carrier);
-  if (wanted != CompanionFiles::kNone) carry_tokenizer(carrier);
+  if (wanted != CompanionFiles::kNone) carry_tokenizer(carrier, &layout == &whole_layout());
   carry_code(carrier, wanted);
   if (!source.states.empty() && layout.traits().writes_states())
     for (CopiedFile& file : trainer_files(files, source)) replace_copy(carried.copied_files, std::move(file));
