@@ -72,8 +72,8 @@ struct Shards : Input {
   /// Gives the rank other weights.
   void spoil(int tp_rank, int pp_rank, const char* tensor) const {
     change(tp_rank, pp_rank, tensor, [&](TensorData& data) {
-      Random random(static_cast<std::uint64_t>(100 + 10 * tp_rank + pp_rank));
-      data = random_weights(random, data.dtype, data.shape);
+      Random other(static_cast<std::uint64_t>(100 + 10 * tp_rank + pp_rank));
+      data = random_weights(other, data.dtype, data.shape);
     });
   }
   fs::path rank(int tp_rank, int pp_rank) const {

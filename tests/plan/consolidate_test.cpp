@@ -11,7 +11,7 @@ namespace fs = std::filesystem;
 
 /// A model sharded over tp 2 × pp 2.
 struct Sharded : Input {
-  explicit Sharded(const TinyModel& model = {}) : Input(model, {.layout = "ranks", .tp = 2, .pp = 2}, 6) {}
+  explicit Sharded(const TinyModel& tiny = {}) : Input(tiny, {.layout = "ranks", .tp = 2, .pp = 2}, 6) {}
 
   Request request(const fs::path& output, const RequestFields& fields = {}) const {
     return consolidate_request(path(), temp / output, fields);
@@ -109,11 +109,13 @@ TEST_CASE("Without config.json, or of an unknown family, the metadata is enough 
   const Sharded sharded({.layers = 12});  // layer 10 comes after layer 9, not after layer 1
   write_file(sharded / "out/config.json", R"({"model_type": "unheard_of"})");
   write_file(sharded / "out/diary.txt", "private");
+  write_file(sharded / "out/tokenizer.json", "{}");
   const auto unknown = plan_consolidate(sharded.request("whole"));
   REQUIRE(unknown->notes.size() == 2);
   CHECK_THAT(unknown->notes[0], Says("\"unheard_of\" is not known"));
   CHECK_THAT(unknown->notes[1], Says("not known to belong to the model: diary.txt"));
   fs::remove(sharded / "out/config.json");
+  fs::remove(sharded / "out/tokenizer.json");
   const auto without = plan_consolidate(sharded.request("whole"));
   REQUIRE(without->notes.size() == 1);
   CHECK_THAT(without->notes[0], Says("there is no config.json"));

@@ -183,8 +183,8 @@ struct FourLayers : Input {
                                              {"eos_token_id", {1, 2, 3, 4}},
                                              {"limits", {0.5, 1.5, 2.5, 3.5}}});
   }
-  Request request(const std::string& drop, bool renumbers, const RequestFields& to = {.layout = "hf"}) const {
-    Request request = convert_request(path(), *this / "less", to);
+  Request request(const std::string& drop, bool renumbers, const RequestFields& target = {.layout = "hf"}) const {
+    Request request = convert_request(path(), *this / "less", target);
     request.names.drop.emplace_back("drop", drop);
     request.names.renumber_layers = renumbers;
     return request;

@@ -25,8 +25,8 @@ struct Checkpoints : Input {
 
   static constexpr const char* kLayouts[] = {"ranks", "optimum"};
 
-  Request request(const fs::path& from, const fs::path& to, const RequestFields& fields = {}) const {
-    return convert_request(temp / from, temp / to, fields);
+  Request request(const fs::path& source, const fs::path& output, const RequestFields& fields = {}) const {
+    return convert_request(temp / source, temp / output, fields);
   }
   /// Planning and running fails, and changes nothing.
   void check_unchanged(const Request& request, const Refusal& refusal) const {

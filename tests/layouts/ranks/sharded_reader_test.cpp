@@ -30,9 +30,9 @@ struct Ranks : Input {
       fs::remove_all(rank(rank_name({t, static_cast<std::uint32_t>(pp_rank)}, false)));
   }
   void patch_rank(const std::string& folder, const std::function<void(TensorMap&)>& change) const {
-    TensorMap tensors = read_tensors(rank(folder) / "model.safetensors");
-    change(tensors);
-    rewrite_safetensors(rank(folder) / "model.safetensors", tensors);
+    TensorMap patched = read_tensors(rank(folder) / "model.safetensors");
+    change(patched);
+    rewrite_safetensors(rank(folder) / "model.safetensors", patched);
   }
   void patch_metadata(int pp_rank, const std::function<void(json&)>& change) const {
     json metadata_json = json::parse(read_file(metadata(pp_rank)));
@@ -114,7 +114,7 @@ TEST_CASE("Metadata for another T is refused, naming its file") {
 
 TEST_CASE("A parameter that the metadata lists and no file holds was not saved, and a note names it") {
   const Ranks ranks;
-  ranks.patch_metadata(1, [](json& json) { json["parameters"]["ghost"] = json["parameters"][kUp]; });
+  ranks.patch_metadata(1, [](json& stage) { stage["parameters"]["ghost"] = stage["parameters"][kUp]; });
   const auto job = plan_consolidate(ranks.request());
   CHECK_THAT(joined_notes(*job), Says("ghost"));
 }
@@ -142,12 +142,12 @@ TEST_CASE("Ranks that are damaged, or differ from each other or from the metadat
     };
   };
   const auto of_up = [&](const char* key, const json& value) {
-    return metadata([=](json& json) { json["parameters"][kUp][key] = value; });
+    return metadata([=](json& stage) { stage["parameters"][kUp][key] = value; });
   };
   const auto patched_spec = [](const std::string& module, const json& fields) {
     return [=](const Ranks& ranks) {
-      ranks.patch_metadata(1, [&](json& metadata) {
-        for (json& entry : metadata["model_weight_transformation_specs"])
+      ranks.patch_metadata(1, [&](json& stage) {
+        for (json& entry : stage["model_weight_transformation_specs"])
           if (entry["module_fully_qualified_name"] == "model.layers.2" + module) entry["specs"][0][1].update(fields);
       });
     };
@@ -196,11 +196,11 @@ TEST_CASE("Ranks that are damaged, or differ from each other or from the metadat
        {}},
       {"metadata of two T", of_up("num_partitions", 2), kMetadata, {.says = "contradicts itself"}},
       {"a tensor that the metadata lacks",
-       metadata([&](json& json) { json["parameters"].erase(norm); }),
+       metadata([&](json& stage) { stage["parameters"].erase(norm); }),
        "",
        {.tensor = norm, .says = "not listed in mp_metadata_pp_rank_1.json"}},
       {"a tensor that a spec speaks of and the metadata lacks",
-       metadata([](json& json) { json["parameters"].erase(kUp); }),
+       metadata([](json& stage) { stage["parameters"].erase(kUp); }),
        kMetadata,
        {.tensor = kUp, .says = "a transformation spec lists it"}},
       {"an entry that is not parallel, unlike its spec",
@@ -213,14 +213,14 @@ TEST_CASE("Ranks that are damaged, or differ from each other or from the metadat
        "",
        {.tensor = kUp, .says = contradicts}},
       {"a stride that the family does not have",
-       metadata([](json& json) { json["parameters"][kDown]["partition_stride"] = 2; }),
+       metadata([](json& stage) { stage["parameters"][kDown]["partition_stride"] = 2; }),
        kMetadata,
        {.tensor = kDown,
         .says = {"the metadata splits dim 1 with a stride of 2", "family llama splits dim 1 with a stride of 1"},
         .hint = "`spec`"}},
       {"packed matrices that the family does not have",
-       metadata([](json& json) {
-         json["parameters"][kDown]["packed"] = {{{"size", 8}, {"replicated", false}},
+       metadata([](json& stage) {
+         stage["parameters"][kDown]["packed"] = {{{"size", 8}, {"replicated", false}},
                                                 {{"size", 16}, {"replicated", false}}};
        }),
        kMetadata,
