@@ -404,8 +404,9 @@ TEST_CASE("Adapters beside a model are left, and this is said") {
   shard(temp / "model", temp / "in", {.tp = 2});
   write_small(temp / "in", "x", "x");
   const auto job = plan_consolidate(consolidate_request(temp / "in", temp / "out"));
-  REQUIRE(job->notes.size() == 1);
+  REQUIRE(job->notes.size() == 2);
   CHECK_THAT(job->notes[0], Says("adapter_x"));
+  CHECK_THAT(job->notes[1], Says("there is no tokenizer next to the weights"));
   CHECK(job->family == "llama");
   CHECK(plan_consolidate(consolidate_request(temp / "in/adapter_x", temp / "out"))->source.logical.size() == 2);
 }

@@ -84,7 +84,7 @@ TEST_CASE("Files that only one system writes name the system") {
   for (const auto& [file, system] : std::vector<std::pair<fs::path, const char*>>{
            {"mp_rank_00_001/model_optim_rng.pt", "Megatron-LM"},
            {"model_optim_rng.pt", "Megatron-LM"},
-           {"latest_checkpointed_iteration.txt", "Megatron-LM"},
+           {"iter_0000005/common.pt", "Megatron-LM"},
            {"tp_rank_00_pp_rank_000/model_optim_rng.ckpt", "neuronx-nemo-megatron"},
            {"consolidated.00.pth", "Meta's tensor names"},
            {"consolidated.safetensors", "Mistral's tensor names"},

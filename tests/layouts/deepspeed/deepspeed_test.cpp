@@ -189,6 +189,20 @@ TEST_CASE("Ranks that are missing are refused") {
                   saying("contains no *_optim_states.pt, which have the master weights")}});
 }
 
+TEST_CASE("Optimizer files of further groups of ranks, as MiCS has them, are replicas") {
+  const TempDir temp;
+  const fs::path folder = written(temp, 3, 2);
+  const Checkpoint alone = read(folder);
+  for (const int rank : {0, 1}) copy_over(optim_file(folder, rank), optim_file(folder, rank + 2));
+  const Checkpoint all = read(folder);
+  REQUIRE(all.map.files.size() == alone.map.files.size());
+  for (std::size_t i = 0; i < all.map.files.size(); ++i) CHECK(all.map.files[i].path == alone.map.files[i].path);
+  CHECK(all.map.tensor_count() == alone.map.tensor_count());
+  CHECK_THAT(all.notes.back(), Says("2 optimizer files of further groups of 2 ranks (MiCS) are left out"));
+  fs::remove(optim_file(folder, 3));
+  check_unread(folder, {.says = "*_optim_states.pt of 3 ranks, but *_model_states.pt of 2"});
+}
+
 TEST_CASE("A module's weights are read without the optimizer's files, but not its masters") {
   const TempDir temp;
   const fs::path folder = written(temp, 2, 2);

@@ -212,6 +212,11 @@ Checkpoint DeepSpeedLayout::read(Files& files, const FoundLayout& found, const R
     return map_of(zero, shared_in(zero, model), checkpoint.notes);
   });
   note_left_out(zero, checkpoint.notes);
+  if (zero.replica_files > 0)
+    checkpoint.notes.push_back(fmt::format(
+        "{} optimizer file{} of further groups of {} ranks (MiCS) {} left out, and not compared with those "
+        "of the first group",
+        zero.replica_files, zero.replica_files == 1 ? "" : "s", zero.ranks, zero.replica_files == 1 ? "is" : "are"));
   BesideModel& beside = *checkpoint.beside_model;
   for (const TensorCount& count : {zero.unread_masters, zero.state}) {
     beside.optimizer.tensors += count.tensors;

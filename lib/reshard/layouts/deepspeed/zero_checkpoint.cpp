@@ -251,6 +251,12 @@ void Builder::read_masters() {
   for (auto& read : read_each(paths.size(), [&](std::size_t i) { return read_zero_optim_states(files_, paths[i]); }))
     states.push_back(read.get());
   result_.stage = states.front().stage;
+  // MiCS divides the parameters among the first ranks; further groups of as many ranks have replicas of the states.
+  const std::size_t group = models_.size();
+  if (result_.stage == 3 && states.size() % group == 0 && states.front().partition_count == std::vector{group}) {
+    result_.replica_files = static_cast<std::uint32_t>(states.size() - group);
+    states.erase(states.begin() + static_cast<std::ptrdiff_t>(group), states.end());
+  }
   result_.ranks = static_cast<std::uint32_t>(states.size());
   const ZeroRanks ranks{states, static_cast<std::uint32_t>(result_.files.size())};
   if (result_.stage == 3 && folder_.model_states)

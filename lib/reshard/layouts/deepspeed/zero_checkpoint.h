@@ -37,6 +37,7 @@ struct ZeroTensor {
 struct ZeroCheckpoint {
   unsigned stage = 0;  // 1 to 3; 0 if there are no optimizer files
   std::uint32_t ranks = 1;
+  std::uint32_t replica_files = 0;  // optimizer files that repeat those of the first ranks (MiCS) and are not read
   bool is_universal = false;
   std::vector<ContainerFile> files;
   std::vector<ZeroTensor> tensors;  // in the module's order
