@@ -69,6 +69,40 @@ TEST_CASE("A training run's directory is consolidated with a config.json from el
   }
 }
 
+TEST_CASE(
+    "The tokenizer of a training run is found in the folder of the step, the run, and what trainers call theirs") {
+  const fs::path accelerate = testdata("golden/dcp/qwen3-fsdp1-accelerate");
+  for (const char* place : {"tokenizer.json", "tokenizer/tokenizer.json", ".hf_metadata/tokenizer.json",
+                            "pytorch_model_fsdp_0/huggingface/tokenizer.json"}) {
+    CAPTURE(place);
+    const TempDir temp;
+    fs::create_directories(temp / "run");
+    fs::copy(accelerate / "sharded", temp / "run/checkpoint-5", fs::copy_options::recursive);
+    write_file(temp / "run/checkpoint-5" / place, "{}");
+    write_file(temp / "run/checkpoint-5/chat_template.jinja", "hello");
+    for (const char* read : {"run", "run/checkpoint-5", "run/checkpoint-5/pytorch_model_fsdp_0"}) {
+      CAPTURE(read);
+      fs::remove_all(temp / "out");
+      const auto job = plan_consolidate(
+          consolidate_request(temp / read, temp / "out", {.config = accelerate / "original/config.json"}));
+      CHECK_THAT(joined_notes(*job), !Says("no tokenizer"));
+      execute(*job, unsynced());
+      CHECK(fs::exists(temp / "out/tokenizer.json"));
+    }
+    fs::remove_all(temp / "run/checkpoint-5" / place);
+    CHECK_THAT(joined_notes(*plan_consolidate(
+                   consolidate_request(temp / "run", temp / "other", {.config = accelerate / "original/config.json"}))),
+               Says("there is no tokenizer next to the weights"));
+  }
+  const TempDir temp;
+  fs::copy(golden(kNxdCases[0]) / "checkpoint", temp / "run", fs::copy_options::recursive);
+  write_file(temp / "run/tokenizer.json", "{}");
+  execute(
+      *plan_consolidate(consolidate_request(temp / "run", temp / "out", {.config = golden(kNxdCases[0]) / kConfig})),
+      unsynced());
+  CHECK(fs::exists(temp / "out/tokenizer.json"));
+}
+
 TEST_CASE("Without OUT_DIR nothing is written into a tag, which would then be read as what was written") {
   for (const std::string config_at : {"run", "run/step_3", ""}) {
     DYNAMIC_SECTION("config.json in " << (config_at.empty() ? "another directory" : config_at)) {

@@ -126,9 +126,10 @@ TEST_CASE("What else rank files contain is one note for all of them") {
   }
   write_config(temp / "run");
   const std::vector<std::string> notes = plan_consolidate(request_for(temp))->notes;
-  REQUIRE(notes.size() == 3);
+  REQUIRE(notes.size() == 4);
   CHECK_THAT(notes[0], Says("tp_rank_00_pp_rank_00/checkpoint.pt and 1 other file: skipped") && Says(": epoch"));
   CHECK_THAT(notes[1], Says("only the metadata describes the tensors"));
+  CHECK_THAT(notes[3], Says("there is no tokenizer"));
 }
 
 TEST_CASE("Metadata inside rank files decides over a plan in config.json") {

@@ -15,6 +15,7 @@
 #include "reshard/layouts/core/read_model.h"
 #include "reshard/layouts/peft/adapter_folders.h"
 #include "reshard/layouts/ranks/rank_format.h"
+#include "reshard/plan/source/tags.h"
 #include "reshard/plan/target/companions.h"
 #include "reshard/plan/target/model_files.h"
 #include "reshard/plan/target/trainer_files.h"
@@ -108,7 +109,7 @@ std::vector<fs::path> tokenizer_directories(Files& files, const Checkpoint& sour
   std::vector<fs::path> all;
   if (source.config_given) all.push_back(source.config.has_parent_path() ? source.config.parent_path() : fs::path("."));
   if (source.layout != nullptr) all.push_back(source.directory);
-  if (source.beside_model || is_step_of_run(files, source))
+  if (source.beside_model || is_step_of_run(files, source) || is_tag_name(own_name(files, source.path)))
     for (fs::path& directory : model_directories(files, source.path))
       if (files.is_directory(directory)) all.push_back(std::move(directory));
   std::vector<fs::path> unique;
@@ -121,7 +122,11 @@ std::vector<fs::path> tokenizer_directories(Files& files, const Checkpoint& sour
 /// Notes that a model which has been gathered has no tokenizer.
 void note_no_tokenizer(Carrier& carrier) {
   const Checkpoint& source = carrier.draft.source;
-  if (!source.has_ranks() || source.config.empty() || !tokenizer_files(carrier.files, carrier.output_directory).empty())
+  const std::vector<CopiedFile>& copied = carrier.carried.copied_files;
+  const bool in_folder = std::any_of(
+      copied.begin(), copied.end(), [](const CopiedFile& file) { return is_tokenizer(file.path.filename().string()); });
+  if (!source.has_ranks() || source.config.empty() || in_folder ||
+      !tokenizer_files(carrier.files, carrier.output_directory).empty())
     return;
   carrier.draft.note(
       "there is no tokenizer next to the weights: copy the original model's into the output, or set `config` to the "

@@ -39,19 +39,21 @@ void leave_out_outside_links(Files& files, Job& job, const SourceRequest& reques
   std::vector<fs::path> given = adapters;
   given.insert(given.end(), {request.path, job.source_directory, job.model_directory, request.config});
   const ModelBounds model(files, given);
-  // A tokenizer may come from the directory of a given config.json. Other contents of that directory do not belong to
-  // the model: only its own entries may link to them.
-  fs::path beside_config;
+  // A tokenizer may come from the directory of a given config.json, or from the one above a step of a training run.
+  // Other contents of these directories do not belong to the model: only their own entries may link to them.
+  std::vector<fs::path> beside{directory_above(files, request.path)};
   if (!request.config.empty() && !files.is_directory(request.config))
-    beside_config = files.absolute(request.config).lexically_normal().parent_path();
-  const ModelBounds beside(files, {beside_config});
+    beside.push_back(files.absolute(request.config).lexically_normal().parent_path());
   const auto holds = [&](const fs::path& source) {
     if (model.hold(source)) return true;
     const fs::path path = files.absolute(source).lexically_normal();
     const auto is_in = [&](const fs::path& folder) {
       return !folder.empty() && lies_inside(path, files.absolute(folder).lexically_normal());
     };
-    return is_in(beside_config) && std::none_of(given.begin(), given.end(), is_in) && beside.hold(source);
+    return std::none_of(given.begin(), given.end(), is_in) &&
+           std::any_of(beside.begin(), beside.end(), [&](const fs::path& folder) {
+             return is_in(folder) && ModelBounds(files, {folder}).hold(source);
+           });
   };
   for (const TextFile& file : job.text_files)
     if (is_config(file.path) && !file.source.empty() && !holds(file.source))
