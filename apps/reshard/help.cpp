@@ -18,6 +18,8 @@
 namespace reshard::cli {
 namespace {
 
+const std::string kHasEveryTopic = "convert";
+
 constexpr std::size_t kNameColumns = 24;
 constexpr const char* kMainHeading = "Options";
 
@@ -275,17 +277,16 @@ std::vector<std::string> topics_of(const Command& command) {
 std::optional<HelpRequest> requested_help(const Command& program, const std::vector<std::string>& arguments) {
   const auto word = [&](std::size_t at) { return at < arguments.size() ? arguments[at] : std::string(); };
   const auto is_command = [&](const std::string& name) { return program.find_subcommand(name).has_value(); };
-  // The first word is a subcommand, or a topic of convert, which has every topic.
+  // The first word is a subcommand, or a topic.
   const auto about = [&](std::size_t at) -> std::optional<HelpRequest> {
     if (word(at) == "all" && word(at + 1).empty()) return HelpRequest{"", "all"};
     if (word(at).empty() || (word(at).starts_with('-') && word(0) != "help")) return HelpRequest{};
     if (is_command(word(at)) && word(at + 2).empty()) return HelpRequest{word(at), word(at + 1)};
-    const std::string every = "convert";
-    const bool is_topic = topic_text(program.find_subcommand(every).value(), word(at)).has_value();
+    const bool is_topic = topic_text(program.find_subcommand(kHasEveryTopic).value(), word(at)).has_value();
     std::vector<std::string> commands;
     for (const Command& command : program.subcommands()) commands.push_back(command.name());
     const bool is_near_command = word(0) == "help" && !nearest(word(at), commands).empty();
-    if (word(at + 1).empty() && (is_topic || !is_near_command)) return HelpRequest{every, word(at)};
+    if (word(at + 1).empty() && (is_topic || !is_near_command)) return HelpRequest{"", word(at)};
     return std::nullopt;
   };
   if (word(0) == "help" || word(0) == "--help" || word(0) == "-h") return about(1);
@@ -307,13 +308,13 @@ std::optional<HelpRequest> requested_help(const Command& program, const std::vec
 }
 
 std::string help_text(const Command& program, const HelpRequest& request) {
-  if (request.command.empty()) {
+  if (request.command.empty() && (request.topic.empty() || request.topic == "all")) {
     std::string text = program_text(program);
     for (const Command& command : program.subcommands())
       if (!request.topic.empty()) text += "\n" + command_text(command, true);
     return text;
   }
-  const Command command = program.find_subcommand(request.command).value();
+  const Command command = program.find_subcommand(request.command.empty() ? kHasEveryTopic : request.command).value();
   if (request.topic.empty() || request.topic == "all") return command_text(command, !request.topic.empty());
   if (const auto text = topic_text(command, request.topic)) return *text;
   const std::vector<std::string> topics = topics_of(command);
@@ -321,7 +322,9 @@ std::string help_text(const Command& program, const HelpRequest& request) {
   for (const Option& option : command.options())
     for (const std::string& name : option.long_names()) names.push_back(name);
   const std::string guess = nearest(request.topic, names);
-  throw Error(ErrorKind::kUsage, fmt::format("reshard {} has no help on {}", command.name(), printable(request.topic)))
+  throw Error(ErrorKind::kUsage,
+              fmt::format("reshard{} has no help on {}", request.command.empty() ? "" : " " + command.name(),
+                          printable(request.topic)))
       .hint(guess.empty() ? "the topics are " + join(topics, ", ") + ", and each option"
                           : "did you mean " + guess + "?");
 }

@@ -11,7 +11,7 @@ namespace reshard::cli {
 
 /// A request for help: `reshard help COMMAND TOPIC`, `reshard COMMAND --help TOPIC`.
 struct HelpRequest {
-  std::string command;  // empty: the program
+  std::string command;  // empty: the program, or all commands if there is a topic
   std::string topic;    // one of topics_of, or an option; empty: the usual help
 };
 

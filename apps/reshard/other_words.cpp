@@ -157,7 +157,7 @@ constexpr Advice kAdvice[] = {
     {"--original-dims", "--spec", kInDescription},
     {"--linear-names", "--spec", kInDescription},
     {"--transformer-layer-cls", "", "leave it out: the layers are found without it"},
-    {"--model-style", "--model-source", "--model-source megatron for that style of NxD Training's ranks"},
+    {"--model-style", "--model-source", "--model-source megatron for that style of NxD Training's ranks; leave it out for the style hf"},
     {"--model-key", "", "leave it out: the state dict in a file is found without it"},
     {"--n-layers", "", "leave it out: config.json says how many layers there are"},
     {"--num-cores", "--tp", "--tp"},
