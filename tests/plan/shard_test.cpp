@@ -187,7 +187,7 @@ TEST_CASE("Options without effect are noted, and the last note names the program
   CHECK_THAT(job->notes[1], Says("`kv-size-multiplier` has no effect"));
   for (const auto& [name, says] :
        {std::pair{"ranks", "only reshard reads rank files in safetensors"},
-        std::pair{"optimum", "optimum-neuron 0.2.0 and later reads"}, std::pair{"nxd", "NxD 0.6.0 and later loads"},
+        std::pair{"optimum", "of optimum-neuron 0.2.0 and later reads"}, std::pair{"nxd", "NxD 0.6.0 and later loads"},
         std::pair{"presharded", "NxD 0.9.0 and later loads"}, std::pair{"nxdi", "NxD Inference loads"},
         std::pair{"vllm", "the files are for vLLM"}})
     CHECK_THAT(model.plan({.layout = name, .tp = 2})->notes.back(), Says(says));
