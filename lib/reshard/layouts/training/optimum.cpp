@@ -63,7 +63,8 @@ constexpr Trainer kOptimumTrainer{
     .adapters = &kOptimumAdapters,
     .text_files = optimum_files,
     .loaded_by = [](const TargetRequest&, const TargetPlan&, const std::vector<StagePlan>&) -> std::string {
-      return "optimum-cli neuron consolidate of optimum-neuron 0.2.0 and later reads these files; its trainer takes the Hugging Face model";
+      return "optimum-cli neuron consolidate of optimum-neuron 0.2.0 and later reads these files; its trainer takes "
+             "the Hugging Face model";
     }};
 
 constexpr const char* kOptimumFolders[] = {kOptimumShards};

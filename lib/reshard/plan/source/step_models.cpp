@@ -25,8 +25,7 @@ void find_models(Files& files, const fs::path& step, const fs::path& relative, i
                  std::vector<StepModel>& models) {
   std::size_t seen = 0;
   for (const DirectoryEntry& entry : files.list(step / relative)) {
-    if (entry.kind == FileKind::kFile && entry.name == kAccelerateFile)
-      models.push_back({relative / entry.name, true});
+    if (entry.kind == FileKind::kFile && entry.name == kAccelerateFile) models.push_back({relative / entry.name, true});
     if (entry.kind != FileKind::kDirectory || entry.is_link || entry.name.starts_with('.') ||
         entry.name.starts_with(kOptimizerPrefix) || ++seen > kMostFolders)
       continue;
