@@ -15,8 +15,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int kLevels = 3;                // policy/weights/model
-constexpr std::size_t kMostFolders = 64;  // limit of folders to search on each level
+constexpr int kLevelsSearched = 3;                // policy/weights/model
+constexpr std::size_t kMostFoldersSearched = 64;  // limit of folders to search on each level
 constexpr const char* kOptimizerPrefix = "optim";
 constexpr const char* kAccelerateFile = "pytorch_model_fsdp.bin";  // of FULL_STATE_DICT
 
@@ -27,7 +27,7 @@ void find_models(Files& files, const fs::path& step, const fs::path& relative, i
   for (const DirectoryEntry& entry : files.list(step / relative)) {
     if (entry.kind == FileKind::kFile && entry.name == kAccelerateFile) models.push_back({relative / entry.name, true});
     if (entry.kind != FileKind::kDirectory || entry.is_link || entry.name.starts_with('.') ||
-        entry.name.starts_with(kOptimizerPrefix) || ++seen > kMostFolders)
+        entry.name.starts_with(kOptimizerPrefix) || ++seen > kMostFoldersSearched)
       continue;
     const fs::path folder = relative / entry.name;
     try {
@@ -55,7 +55,7 @@ bool holds_hugging_face(Files& files, const fs::path& directory) {
 
 std::vector<StepModel> models_in_step(Files& files, const fs::path& step) {
   std::vector<StepModel> models;
-  find_models(files, step, {}, kLevels, models);
+  find_models(files, step, {}, kLevelsSearched, models);
   std::sort(models.begin(), models.end(),
             [](const StepModel& a, const StepModel& b) { return natural_less(a.path.string(), b.path.string()); });
   return models;
