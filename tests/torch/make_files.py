@@ -128,9 +128,8 @@ def checkpoints(maker):
     maker.save("lightning.ckpt", {"state_dict": weights, "hparams": {"lr": 0.1}, "date": datetime.datetime.now()},
                tensors=weights, warnings=[took % "state_dict", "hparams"])
     others = {"args": argparse.Namespace(lr=1), "path": pathlib.PurePosixPath("a")}
-    path_class = pathlib.PurePosixPath.__module__ + ".PurePosixPath"  # not the same in every Python
     maker.save("deepspeed.pt", {"module": weights, **others},
-               tensors=weights, warnings=[took % "module", "args, path", "argparse.Namespace, " + path_class])
+               tensors=weights, warnings=[took % "module", "args, path"])
     others = {"a._extra_state": b"\0\1", "step": 2, "none": None, "np": numpy.float32(1)}
     maker.save("extra_state.pt", {**weights, **others},
                tensors=weights, warnings=["a._extra_state, step, none, np"])
