@@ -103,6 +103,33 @@ TEST_CASE(
   CHECK(fs::exists(temp / "out/tokenizer.json"));
 }
 
+TEST_CASE("An adapter next to the state of its training is the checkpoint, and config.json may be in .hf_metadata") {
+  const fs::path accelerate = testdata("golden/dcp/qwen3-fsdp1-accelerate");
+  const TempDir temp;
+  fs::create_directories(temp / "run");
+  fs::copy(accelerate / "sharded", temp / "run/checkpoint-5", fs::copy_options::recursive);
+  fs::create_directories(temp / "run/checkpoint-5/pytorch_model_fsdp_0/.hf_metadata");
+  fs::copy(accelerate / "original/config.json",
+           temp / "run/checkpoint-5/pytorch_model_fsdp_0/.hf_metadata/config.json");
+  CHECK((consolidated(temp / "run", temp / "whole", RequestFields{}) == read_model(accelerate / "original")));
+  CHECK(fs::exists(temp / "whole/config.json"));
+
+  const TensorMap adapter{{"base_model.model.model.norm.lora_A.weight", {DType::kF32, {2, 3}, std::string(24, 'a')}},
+                          {"base_model.model.model.norm.lora_B.weight", {DType::kF32, {3, 2}, std::string(24, 'b')}}};
+  write_safetensors(temp / "run/checkpoint-5/adapter_model.safetensors", adapter);
+  write_file(temp / "run/checkpoint-5/adapter_config.json",
+             R"({"peft_type": "LORA", "r": 2, "target_modules": ["norm"]})");
+  const auto job = plan_convert(convert_request(temp / "run", temp / "out", {.layout = "hf"}));
+  CHECK_THAT(joined_notes(*job), Says("the state of the adapter's training"));
+  execute(*job, unsynced());
+  CHECK((read_tensors(temp / "out/adapter_model.safetensors") == adapter));
+  CHECK(fs::exists(temp / "out/adapter_config.json"));
+  check_refused([&] { plan_consolidate(consolidate_request(temp / "run", temp / "other")); },
+                {.path = temp / "run/checkpoint-5",
+                 .says = "contains a finished adapter, adapter_model.safetensors",
+                 .hint = "nothing needs to be consolidated"});
+}
+
 TEST_CASE("Without OUT_DIR nothing is written into a tag, which would then be read as what was written") {
   for (const std::string config_at : {"run", "run/step_3", ""}) {
     DYNAMIC_SECTION("config.json in " << (config_at.empty() ? "another directory" : config_at)) {

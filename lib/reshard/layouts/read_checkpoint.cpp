@@ -272,8 +272,8 @@ Checkpoint read_peft_directory(Files& files, const fs::path& directory, const Pe
   return checkpoint;
 }
 
-/// Returns the adapter that PEFT saved in the folder of a step, next to the training state `shards`; std::nullopt if
-/// there is none. It is the checkpoint: the training state has the same adapter, or the base model with it.
+/// Returns the adapter that PEFT saved in the folder of a step, next to the training state `shards`, if both exist. The
+/// adapter is the checkpoint: the training state has the same adapter, or the base model with it.
 std::optional<fs::path> finished_adapter(Files& files, const fs::path& path, const std::optional<FoundLayout>& shards) {
   if (!shards || shards->is_empty || !shards->layout->traits().needs_no_mesh()) return std::nullopt;
   return peft_names_in(files, path).own;

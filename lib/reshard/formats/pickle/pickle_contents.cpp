@@ -1,9 +1,7 @@
 #include "reshard/formats/pickle/pickle_contents.h"
 
 #include <cstddef>
-#include <map>
 #include <set>
-#include <unordered_map>
 #include <unordered_set>
 
 namespace reshard {
@@ -46,26 +44,6 @@ class StorageSearch {
 };
 
 }  // namespace
-
-std::vector<PickleName> names_in(const Pickle& pickle) {
-  std::unordered_map<PickleRef, std::uint64_t> objects;  // by class
-  for (PickleRef node = 0; node < pickle.num_nodes(); ++node) {
-    if (pickle.kind(node) == PickleKind::kGlobal) objects.try_emplace(node);
-    if (pickle.kind(node) == PickleKind::kObject) ++objects[pickle.callee(node)];
-  }
-  std::unordered_set<PickleRef> unknown;
-  for (const Pickle::UnknownObject& object : pickle.unknown_objects()) unknown.insert(object.of);
-  std::map<std::string, PickleName> names;
-  for (const auto& [global, count] : objects) {
-    const std::string name = pickle.class_name(global);
-    PickleName& entry = names.try_emplace(name, PickleName{name}).first->second;
-    entry.objects += count;
-    if (unknown.count(global) > 0) entry.is_known = false;
-  }
-  std::vector<PickleName> sorted;
-  for (auto& [name, entry] : names) sorted.push_back(std::move(entry));
-  return sorted;
-}
 
 std::vector<std::string> unknown_classes_with_storages(const Pickle& pickle) {
   if (pickle.unknown_objects().empty()) return {};

@@ -149,7 +149,7 @@ DistributedTensor TensorParts::dtensor(PickleRef state) const {
 
 /// Reads the mesh and the rank's coordinate. Until torch 2.9, a mesh stores a tensor of ranks with the mesh's shape,
 /// the same ranks as a tuple, and the coordinate of the saving rank. Later versions store a flat list of ranks, and
-/// where each dim of the mesh lies in it.
+/// the sizes and strides of the mesh's dims in it.
 void TensorParts::read_mesh(PickleRef node, DistributedTensor& tensor) const {
   if (!is_object(node, "DeviceMesh")) throw bad("has " + pickle_.describe(node) + " instead of a mesh");
   const PickleRef state = pickle_.state(node);

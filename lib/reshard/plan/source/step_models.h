@@ -21,7 +21,7 @@ struct StepModel {
 /// ColossalAI's `modeling`, Accelerate's file `pytorch_model_fsdp.bin`. Omits optimizers, hidden folders and links.
 std::vector<StepModel> models_in_step(Files& files, const std::filesystem::path& step);
 
-/// Returns the only model below the folder of a step; `step` itself if there is none.
+/// Returns the only model below the folder of a step, or `step` itself if no folder contains a model.
 /// \throws Error kBadInput if there are several, or if it has whole weights and `kind` needs shards.
 std::filesystem::path model_in_step(Files& files, const std::filesystem::path& step, SourceKind kind);
 
