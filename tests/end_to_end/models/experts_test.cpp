@@ -115,7 +115,7 @@ TEST_CASE("Ranks of experts that are not all there, or others than they say, are
   CHECK_THAT(input.refusal().what(), Says("ep_rank_01_tp_rank_00_pp_rank_00"));
   fs::rename(rank(2), rank(1));
   fs::rename(input / "aside", rank(2));
-  CHECK_THAT(input.refusal().what(), Says("its name has expert-parallel rank 1, but its metadata rank 2"));
+  CHECK_THAT(input.refusal().what(), Says("its name says expert-parallel rank 1, its metadata rank 2"));
   for (int ep_rank = 0; ep_rank < 3; ++ep_rank)  // as NxD's, which say nothing
     change_tensors(rank(ep_rank) / "model.safetensors", [](TensorMap&) {});
   CHECK_THAT(input.refusal().what(), Says("the tensor belongs to another rank"));

@@ -86,18 +86,18 @@ TEST_CASE("Ranks that were swapped or copied over each other are errors that nam
       const Case c(form);
       c.swap(c.rank_file(0, 1), c.rank_file(1, 1));
       check_error(c.refusal(), {.path = c.rank_file(0, 1),
-                                .says = "its name has tensor-parallel rank 0, but its metadata rank 1",
+                                .says = "its name says tensor-parallel rank 0, its metadata rank 1",
                                 .hint = "swapped"});
       c.swap(c.rank_file(0, 1), c.rank_file(1, 1));
       c.swap(c.rank_file(1, 0), c.rank_file(1, 1));
       check_error(c.refusal(),
-                  {.path = c.rank_file(1, 0), .says = "its name has pipeline rank 0, but its metadata rank 1"});
+                  {.path = c.rank_file(1, 0), .says = "its name says pipeline rank 0, its metadata rank 1"});
       c.swap(c.rank_file(1, 0), c.rank_file(1, 1));
       for (std::size_t i = 0; i < c.entries(c.rank_file(0)).size(); ++i) {
         fs::remove_all(c.entries(c.rank_file(1))[i]);
         fs::copy(c.entries(c.rank_file(0))[i], c.entries(c.rank_file(1))[i], fs::copy_options::recursive);
       }
-      CHECK_THAT(c.refusal().what(), Says("its name has tensor-parallel rank 1, but its metadata rank 0"));
+      CHECK_THAT(c.refusal().what(), Says("its name says tensor-parallel rank 1, its metadata rank 0"));
     }
   }
 }
@@ -118,7 +118,7 @@ TEST_CASE("Swapped ranks are errors with replicated key/value heads, tied embedd
         const std::uint32_t last = variant.pp - 1;
         c.swap(c.rank_file(0, last), c.rank_file(1, last));
         check_error(c.refusal(), {.path = c.rank_file(0, last),
-                                  .says = "its name has tensor-parallel rank 0, but its metadata rank 1"});
+                                  .says = "its name says tensor-parallel rank 0, its metadata rank 1"});
       }
     }
 }

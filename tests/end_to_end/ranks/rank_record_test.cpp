@@ -105,7 +105,7 @@ TEST_CASE("Files of ranks that were swapped are told by what they say, and else 
       const Input input = golden("nxdi/llama-tp4", {.layout = kind, .tp = 4});
       swap_files(input.rank_file(1), input.rank_file(2));
       check_error(input.refusal(), {.path = input.rank_file(1),
-                                    .says = "its name has tensor-parallel rank 1, but its metadata rank 2",
+                                    .says = "its name says tensor-parallel rank 1, its metadata rank 2",
                                     .hint = "swapped"});
       if (kind != std::string("nxdi")) continue;
       for (std::uint32_t rank = 0; rank < 4; ++rank) set_metadata(input.rank_file(rank), {});  // as NxD's

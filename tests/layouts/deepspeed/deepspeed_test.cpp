@@ -175,7 +175,7 @@ TEST_CASE("Ranks that are missing are refused") {
   check_damaged({{"the last of the optimizer's files", 2, 3, without(2, 2, optim_file),
                   [](const fs::path& folder) {
                     return Refusal{.path = optim_file(folder, 0),
-                                   .says = "its \"partition_count\" is 3 ranks, but there are 2 files"};
+                                   .says = "its \"partition_count\" is 3, but there are 2 rank files"};
                   }},
                  {"the first of the optimizer's files", 1, 2, without(0, 0, optim_file),
                   saying("contains optimizer states of rank 1, but none of rank 0")},

@@ -52,8 +52,9 @@ void validate_ranks_agree(const ZeroRanks& ranks, std::size_t groups) {
   for (const ZeroOptimStates& states : ranks.states) {
     for (const std::uint64_t count : states.partition_count)
       if (count != ranks.states.size())
-        throw bad(states, fmt::format("its \"partition_count\" is {} ranks, but there are {} files", count,
-                                      ranks.states.size()));
+        throw bad(states, fmt::format("its \"partition_count\" is {}, but there {} {} rank file{}", count,
+                                      ranks.states.size() == 1 ? "is" : "are", ranks.states.size(),
+                                      ranks.states.size() == 1 ? "" : "s"));
     if (states.stage != first.stage)
       throw bad(states, fmt::format("belongs to ZeRO {}, but {} to ZeRO {}", states.stage,
                                     first.file.path.filename().string(), first.stage));

@@ -38,7 +38,7 @@ void validate_rank(const Container& file, const SaidRank& said) {
                   : "the ranks come from different checkpoints; move the ranks of one of them away");
   if (said.rank != said.by_name)
     throw Error(ErrorKind::kBadInput,
-                fmt::format("its name has {} rank {}, but its metadata rank {}", said.kind, said.by_name, said.rank))
+                fmt::format("its name says {} rank {}, its metadata rank {}", said.kind, said.by_name, said.rank))
         .in(file.path)
         .hint("rank files were renamed or swapped");
 }
