@@ -391,7 +391,7 @@ FoundCheckpoint find_checkpoint(Files& files, const fs::path& path, const std::o
   if (tags.empty()) return find_in_checkpoints(files, path, kind);
   try {
     const auto latest = read_latest(files, path);
-    const auto is_latest = [&](const Tag& tag) { return latest && tag.name == latest->name; };
+    const auto is_latest = [&](const Tag& one) { return latest && one.name == latest->name; };
     if (latest && std::none_of(tags.begin(), tags.end(), is_latest))
       tags.push_back(look_at(files, path / latest->name));
     if (std::none_of(tags.begin(), tags.end(), [](const Tag& one) { return one.has_weights; }))
