@@ -11,8 +11,9 @@
 #   trixie   build and tests on Debian 13 with its torch, in a directory of its own, a sixteenth of the random models; needs root
 #   mpi      runs under mpirun and srun, with a hundred kills
 #   kills    runs that are killed and resumed: three hundred kills, and one at each system call that publishes outputs
-#   same     outputs of all golden cases, compared with those of the last release, or of the commit of a week ago; and how
-#            long two checkpoints of thousands of files take to plan. What differs on purpose is in CHANGELOG.md
+#   same     outputs of all golden cases, compared with those of the last release, or of the commit of a day ago, or of
+#            SAME_AS; and how long two checkpoints of thousands of files take to plan. What differs on purpose is in
+#            CHANGELOG.md
 #   dist     what is released, built twice and each artefact run in its own fresh root; needs root
 #   aarch64  the floors that read files, and a model, on arm64 by qemu
 #
@@ -161,10 +162,10 @@ run_kills() {
 
 run_same() {
   local old_commit tree
-  old_commit=$(git describe --tags --abbrev=0 2>/dev/null || git rev-list -1 --before='7 days ago' HEAD)
+  old_commit=${SAME_AS:-$(git describe --tags --abbrev=0 2>/dev/null || git rev-list -1 --before='1 day ago' HEAD)}
   step "The outputs of ${old_commit:-the last release}"
   if [[ -z "$old_commit" ]]; then
-    echo "nightly.sh: there is no tag and no commit older than a week to compare with" >&2
+    echo "nightly.sh: there is no tag and no commit older than a day to compare with" >&2
     return 1
   fi
   tree=$(mktemp --directory --tmpdir reshard-same-XXXXXX)
