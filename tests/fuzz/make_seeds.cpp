@@ -116,7 +116,7 @@ void seed_by_hand(const fs::path& out) {
   write_file(out / "torch_file/tensors", "@" + all);
   write_file(out / "pickle/texts", "(S'a\\x41'\nV\\u00fc\nI01\nL12L\nF1.5\np0\ng0\nl.");
   write_file(out / "pickle/protocol4",
-             std::string("\x80\4\x95\1\0\0\0\0\0\0\0\x8c\1a\x94\x8c\1b\x94\x93)\x81}b\x8f(h\0\x90.", 31));
+             std::string("\x80\4\x95\1\0\0\0\0\0\0\0\x8c\1a\x94\x8c\1b\x94\x93)\x81}b\x8f(h\0\x90.", 30));
   for (const bool compressed : {false, true}) {
     const std::string item = dcp::item_bytes("float32", {2, 2}, std::string(16, 'f'));
     const std::string stored = compressed ? zstd_frame(item) : item;
