@@ -235,14 +235,14 @@ std::vector<std::string> MpiRanks::gather_all(const std::string& mine) {
     std::vector<std::int64_t> sizes_bytes;
     std::string all;
   };
-  static auto* const left = new std::vector<std::unique_ptr<Buffers>>;  // never freed: MPI may still use them
+  static auto* const kLeft = new std::vector<std::unique_ptr<Buffers>>;  // never freed: MPI may still use them
   auto buffers = std::make_unique<Buffers>(Buffers{mine, std::vector<std::int64_t>(size_), {}});
   Patience coming(limits_.gather_s, stop_, kLongestNapSeconds);
   Patience moving(limits_.gather_s, stop_, kShortestNapSeconds);  // all have arrived; each test moves some bytes
   char error[kReshardMpiTextBytes] = "";
   const auto check = [&](int status, const Patience& patience) {
     if (status == kReshardMpiDone) return;
-    left->push_back(std::move(buffers));
+    kLeft->push_back(std::move(buffers));
     if (status == kReshardMpiFailed) throw mpi_error(error);
     throw no_answer(patience);
   };

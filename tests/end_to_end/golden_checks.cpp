@@ -33,10 +33,10 @@ std::vector<std::string> weight_files(const fs::path& directory) {
 
 /// "tp_rank_01_pp_rank_00", after "ep_rank_00_" if there is one, or the number in "tp1_sharded_checkpoint" or "model-rank-1-part-0"; empty for other files.
 std::string rank_in(const std::string& file) {
-  static const std::regex of_mesh(R"((ep_rank_\d+_)?tp_rank_\d+(_pp_rank_\d+)?)"), number(R"((?:tp|rank[-_])(\d+))");
+  static const std::regex kOfMesh(R"((ep_rank_\d+_)?tp_rank_\d+(_pp_rank_\d+)?)"), kNumber(R"((?:tp|rank[-_])(\d+))");
   std::smatch match;
-  if (std::regex_search(file, match, of_mesh)) return match.str();
-  return std::regex_search(file, match, number) ? match[1].str() : std::string();
+  if (std::regex_search(file, match, kOfMesh)) return match.str();
+  return std::regex_search(file, match, kNumber) ? match[1].str() : std::string();
 }
 
 /// torch.load's view of a file: names in order, each with the first name that shares its storage.

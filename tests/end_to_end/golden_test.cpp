@@ -318,7 +318,7 @@ class GoldenRun {
 
 /// The runs of every case. An empty list for a case that has none.
 const std::vector<std::pair<fs::path, json>>& all_runs() {
-  static const auto runs = [] {
+  static const auto kRuns = [] {
     std::vector<std::pair<fs::path, json>> found;
     for (const auto& group : fs::directory_iterator(testdata("golden")))
       for (const fs::path& one : golden_cases(group.path().filename())) {
@@ -328,7 +328,7 @@ const std::vector<std::pair<fs::path, json>>& all_runs() {
     std::sort(found.begin(), found.end());
     return found;
   }();
-  return runs;
+  return kRuns;
 }
 
 TEST_CASE("Golden: every case of the reference systems is read and written as its runs.json says") {

@@ -354,7 +354,7 @@ TEST_CASE("Wrappers in the names of an adapter are taken out before it is sharde
 }
 
 TEST_CASE("Tensors of an adapter keep the names that PEFT gave them, whatever its method") {
-  const std::string kBase = "base_model.model.";
+  const std::string base = "base_model.model.";
   const std::vector<std::vector<std::string>> methods{
       {"model.embed_tokens.lora_embedding_A", "model.embed_tokens.lora_embedding_B", "lm_head.weight"},
       {"model.layers.0.mlp.down_proj.ia3_l"},
@@ -367,7 +367,7 @@ TEST_CASE("Tensors of an adapter keep the names that PEFT gave them, whatever it
       const TempDir temp;
       Random random(1);
       TensorMap tensors;
-      for (const std::string& name : names) tensors[kBase + name] = random_tensor(random, DType::kBF16, {2, 2});
+      for (const std::string& name : names) tensors[base + name] = random_tensor(random, DType::kBF16, {2, 2});
       write_file(temp / "peft/adapter_config.json", R"({"peft_type": "LORA"})");
       if (file.ends_with(".bin"))
         write_torch(temp / "peft" / file, tensors);

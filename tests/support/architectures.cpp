@@ -13,7 +13,7 @@ namespace reshard::test {
 
 namespace fs = std::filesystem;
 
-using json = nlohmann::json;
+using nlohmann::json;
 
 std::vector<std::string> architecture_names() {
   std::vector<std::string> names;

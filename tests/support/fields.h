@@ -25,9 +25,9 @@ class Fields {
   }
   /// An object's fields by name, or an array's numbers; no loop if the field is missing.
   const nlohmann::json& all(const std::string& name) {
-    static const nlohmann::json none = nlohmann::json::object();
+    static const nlohmann::json kNoFields = nlohmann::json::object();
     const nlohmann::json* field = find(name);
-    return field == nullptr ? none : *field;
+    return field == nullptr ? kNoFields : *field;
   }
   /// \throws std::invalid_argument for a field that nothing has asked for: a misspelt one is never ignored.
   void validate() const {

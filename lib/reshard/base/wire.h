@@ -31,8 +31,8 @@ concept WireTuple = requires {
 
 template <typename Value>
 inline constexpr bool kIsRaw = false;
-template <std::size_t size>
-inline constexpr bool kIsRaw<std::array<std::byte, size>> = true;
+template <std::size_t kSize>
+inline constexpr bool kIsRaw<std::array<std::byte, kSize>> = true;
 
 template <typename Value>
 concept WirePath = requires(Value& value) {
@@ -52,8 +52,8 @@ constexpr std::uint64_t least_wire_bytes() {
   else if constexpr (WireRecord<Value>)
     return least_wire_bytes<decltype(Value::fields(std::declval<Value&>()))>();
   else if constexpr (WireTuple<Value>)
-    return []<std::size_t... i>(std::index_sequence<i...>) {
-      return (least_wire_bytes<std::remove_cvref_t<std::tuple_element_t<i, Value>>>() + ...);
+    return []<std::size_t... kIndex>(std::index_sequence<kIndex...>) {
+      return (least_wire_bytes<std::remove_cvref_t<std::tuple_element_t<kIndex, Value>>>() + ...);
     }
   (std::make_index_sequence<std::tuple_size_v<Value>>());
   else return 8;

@@ -126,7 +126,7 @@ TEST_CASE("Files of another save beside a new one are refused") {
 }
 
 TEST_CASE("A prefix from under which the model would not come back is refused, with its optimizer and without") {
-  const std::string kBeside = "as an entry outside the model";
+  const std::string beside = "as an entry outside the model";
   const Input known;
   const TempDir temp;
   write_small(temp / "unknown/model.safetensors");
@@ -149,8 +149,8 @@ TEST_CASE("A prefix from under which the model would not come back is refused, w
   };
   for (const std::string prefix :
        {"optim", "optimizer.model", "lr_scheduler", "train_state", "dataloader", "a.param_groups"}) {
-    for (const fs::path& source : {known.path(), temp / "unknown", temp / "run"}) check(source, prefix, kBeside);
-    check(temp / "run", prefix, kBeside, true);
+    for (const fs::path& source : {known.path(), temp / "unknown", temp / "run"}) check(source, prefix, beside);
+    check(temp / "run", prefix, beside, true);
   }
   for (const std::string prefix :
        {"model", "module", "state_dict.model", "app.model", "state", "ema", "a.optim", "llm"}) {

@@ -75,8 +75,8 @@ TEST_CASE("Whatever a user's scheme packs comes back from dcp, with the optimize
   for (const std::uint64_t seed : seeds(40)) {
     Random random(seed);
     json described = description(random_entries(random));
-    const char* const kBefore[] = {"", "optimizer.state.", "adam."};
-    const std::string before = kBefore[random() % 3];
+    const char* const prefixes[] = {"", "optimizer.state.", "adam."};
+    const std::string before = prefixes[random() % 3];
     if (!before.empty()) described["other_names"][0]["states"] = before + "{state}.{entry}";
     CAPTURE(seed, described.dump());
     const std::shared_ptr<const Family> family = family_of(described);

@@ -23,7 +23,7 @@ namespace reshard::test {
 namespace {
 
 namespace fs = std::filesystem;
-using json = nlohmann::json;
+using nlohmann::json;
 
 fs::path compiled_case(const std::string& name) {
   return testdata("golden/nxdi_compiled") / name;

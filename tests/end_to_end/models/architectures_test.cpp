@@ -20,7 +20,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-using json = nlohmann::json;
+using nlohmann::json;
 
 /// All targets, or of RESHARD_TEST_SHARE equal parts one, another for each architecture.
 std::vector<ShardsOf> targets_of(std::size_t architecture) {

@@ -29,7 +29,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-using json = nlohmann::json;
+using nlohmann::json;
 
 constexpr const char* kTied = "tie_word_embeddings";
 

@@ -20,7 +20,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-using json = nlohmann::json;
+using nlohmann::json;
 
 std::unique_ptr<Job> plan(const TempDir& temp, std::uint32_t tp = 2) {
   return plan_shard(shard_request(temp / "model", temp / "unwritten", tp));

@@ -20,7 +20,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-using json = nlohmann::json;
+using nlohmann::json;
 
 constexpr std::uint64_t kHidden = 64, kHeads = 4, kKvHeads = 4, kHeadDim = 16, kVocabulary = 96;
 

@@ -17,7 +17,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-using json = nlohmann::json;
+using nlohmann::json;
 
 constexpr const char* kEmbed = "model.embed_tokens.weight";
 constexpr const char* kOutput = "lm_head.weight";

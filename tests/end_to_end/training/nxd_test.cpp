@@ -110,11 +110,11 @@ TEST_CASE("Fused projections with heads of zeros are told by the output projecti
     std::uint32_t tp;
     std::vector<std::string> options, said;
   };
-  const std::vector<std::string> kSaid{"pad-attn-heads", "kv-size-multiplier=2"};
+  const std::vector<std::string> both{"pad-attn-heads", "kv-size-multiplier=2"};
   for (const Row& row : {Row{12, 3, 2, {"pad-attn-heads", "fuse-qkv"}, {}},
                          {24, 6, 4, {"pad-attn-heads", "fuse-qkv"}, {}},
-                         {2, 1, 4, kSaid, kSaid},
-                         {2, 1, 4, {"pad-attn-heads", "kv-size-multiplier=2", "fuse-qkv"}, kSaid}}) {
+                         {2, 1, 4, both, both},
+                         {2, 1, 4, {"pad-attn-heads", "kv-size-multiplier=2", "fuse-qkv"}, both}}) {
     CAPTURE(row.heads, row.tp, row.options);
     const TinyModel model{
         .intermediate = 24, .layers = 1, .heads = row.heads, .kv_heads = row.kv_heads, .head_dim = 2, .vocab = 24};

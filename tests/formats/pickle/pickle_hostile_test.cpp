@@ -8,9 +8,9 @@
 namespace reshard::test {
 namespace {
 
-template <std::size_t N>
-std::string raw(const char (&bytes)[N]) {
-  return {bytes, N - 1};
+template <std::size_t kSize>
+std::string raw(const char (&bytes)[kSize]) {
+  return {bytes, kSize - 1};
 }
 
 constexpr std::uint64_t kOffset = 1000;

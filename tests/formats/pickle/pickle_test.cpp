@@ -11,9 +11,9 @@ namespace {
 using Kind = PickleKind;
 
 /// A text of raw bytes, NULs and all.
-template <std::size_t N>
-std::string_view raw(const char (&bytes)[N]) {
-  return {bytes, N - 1};
+template <std::size_t kSize>
+std::string_view raw(const char (&bytes)[kSize]) {
+  return {bytes, kSize - 1};
 }
 
 using Ints = std::vector<std::int64_t>;

@@ -25,9 +25,9 @@ std::vector<fs::path> torch_cases() {
 }
 
 TEST_CASE("Every file of torch and xser in the golden cases is read as its maker described it") {
-  static const std::vector<fs::path> cases = torch_cases();
+  static const std::vector<fs::path> kCases = torch_cases();
   static std::size_t torch_files = 0, xser_files = 0, strided = 0;
-  const fs::path golden_case = GENERATE_REF(from_range(cases));
+  const fs::path golden_case = GENERATE_REF(from_range(kCases));
   const json golden = golden_of(golden_case);
   const fs::path root = fs::exists(golden_case / "sharded") ? golden_case / "sharded" : golden_case;
   for (const auto& [name, tensors] : golden.at("files").items()) {
@@ -41,7 +41,7 @@ TEST_CASE("Every file of torch and xser in the golden cases is read as its maker
     CHECK(container.files.size() == (xser ? tensors.size() + 1 : 1));
     for (const TensorEntry& tensor : container.tensors) strided += tensor.strides.empty() ? 0 : 1;
   }
-  if (golden_case != cases.back()) return;
+  if (golden_case != kCases.back()) return;
   CHECK(torch_files == 90);
   CHECK(xser_files == 28);
   CHECK(strided == 84);

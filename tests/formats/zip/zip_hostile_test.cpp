@@ -13,9 +13,9 @@
 namespace reshard::test {
 namespace {
 
-using u16 = std::uint16_t;
-using u32 = std::uint32_t;
-using u64 = std::uint64_t;
+using U16 = std::uint16_t;
+using U32 = std::uint32_t;
+using U64 = std::uint64_t;
 
 const std::vector<ZipPart> kParts{{"a/x", "xxxxx"}, {"a/y", "yyyyyyyy"}, {"a/z", "zz"}};
 const std::string kZip = zip_bytes(kParts);
@@ -49,20 +49,20 @@ Edits operator+(Edits edits, const Edits& more) {
 Edits text_at(std::size_t at, std::string bytes) {
   return {{at, std::move(bytes)}};
 }
-Edits u16_at(std::size_t at, u16 number) {
+Edits u16_at(std::size_t at, U16 number) {
   return {{at, le_bytes(number)}};
 }
-Edits u32_at(std::size_t at, u64 number) {
-  return {{at, le_bytes(static_cast<u32>(number))}};
+Edits u32_at(std::size_t at, U64 number) {
+  return {{at, le_bytes(static_cast<U32>(number))}};
 }
-Edits u64_at(std::size_t at, u64 number) {
+Edits u64_at(std::size_t at, U64 number) {
   return {{at, le_bytes(number)}};
 }
 
 struct Patch {
   const char* name;
   Edits edits;
-  u64 at_byte;
+  U64 at_byte;
   std::string says;
   ErrorKind kind = ErrorKind::kBadInput;
 };
@@ -78,7 +78,7 @@ void check_patches(const std::string& valid, const std::vector<Patch>& patches) 
 
 TEST_CASE("End records that contradict the file are refused") {
   const std::size_t end = end_record(kZip);
-  const auto entries = [&](u16 count) {
+  const auto entries = [&](U16 count) {
     return u16_at(end + kEndEntries, count) + u16_at(end + kEndEntriesHere, count);
   };
   check_patches(
@@ -106,7 +106,7 @@ TEST_CASE("End records that contradict the file are refused") {
 TEST_CASE("Zip64 records that contradict the file are refused") {
   const std::size_t record = end64(kZip64);
   const std::size_t at = locator(kZip64);
-  const u64 directory = central_header(kZip64, 0);
+  const U64 directory = central_header(kZip64, 0);
   check_patches(
       kZip64,
       {{"a locator to the end of numbers", u64_at(at + 8, UINT64_MAX), at, "does not fit"},
@@ -119,7 +119,7 @@ TEST_CASE("Zip64 records that contradict the file are refused") {
        {"a directory at 2^64 - 1", u64_at(record + kEnd64Offset, UINT64_MAX), record, "but must end at"},
        {"a directory that wraps to the right end",
         u64_at(record + kEnd64Offset, record + 1) + u64_at(record + kEnd64Size, UINT64_MAX), record, "but must end at"},
-       {"2^63 entries", u64_at(record + kEnd64Entries, u64{1} << 63) + u64_at(record + kEnd64EntriesHere, u64{1} << 63),
+       {"2^63 entries", u64_at(record + kEnd64Entries, U64{1} << 63) + u64_at(record + kEnd64EntriesHere, U64{1} << 63),
         directory, "too few for the 9223372036854775808 entries"},
        {"an end record that knows better", u32_at(end_record(kZip64) + kEndOffset, 5), record, "disagree"},
        {"an end record that counts otherwise", u16_at(end_record(kZip64) + kEndEntries, 1), record, "disagree"}});
@@ -152,7 +152,7 @@ TEST_CASE("Entries whose places are not their own are refused") {
   const std::size_t second = central_header(kZip, 1);
   const std::size_t third = central_header(kZip, 2);
   const std::size_t local = local_header(kZip, 1);
-  const auto resize = [](std::size_t index, u32 size) {
+  const auto resize = [](std::size_t index, U32 size) {
     const std::size_t central = central_header(kZip, index), own = local_header(kZip, index);
     return u32_at(central + kCentralPacked, size) + u32_at(central + kCentralUnpacked, size) +
            u32_at(own + kLocalPacked, size) + u32_at(own + kLocalPacked + 4, size);
@@ -165,7 +165,7 @@ TEST_CASE("Entries whose places are not their own are refused") {
        {"an offset into a content", u32_at(second + kCentralOffset, local + 1), local + 1, "no local header"},
        {"the header of another", u32_at(second + kCentralOffset, 0), 0, "another name"},
        {"a content up to the next header and a byte more", resize(0, 6), local, "zip entries overlap"},
-       {"a content over all the others", resize(0, u32(first) - 33), local, "zip entries overlap"},
+       {"a content over all the others", resize(0, U32(first) - 33), local, "zip entries overlap"},
        {"a content a byte into the directory", resize(2, 3), third, "overlap the zip directory"},
        {"a content past 4 GB", resize(2, 0xFFFFFFFE), third, "overlap the zip directory"},
        {"an extra field past the directory", u16_at(local_header(kZip, 2) + kLocalExtraBytes, 65535), third,
@@ -195,12 +195,12 @@ TEST_CASE("Zip64 fields of entries that make no sense are refused") {
 
 TEST_CASE("A directory of gigabytes is refused before it is read") {
   const TempDir dir;
-  const u64 size = u64{3} << 30;
+  const U64 size = U64{3} << 30;
   std::string tail = zip_bytes({}, {.zip64 = true});
-  put<u64>(tail, kEnd64Size, size);
-  put<u64>(tail, kEnd64Entries, 1000);
-  put<u64>(tail, kEnd64EntriesHere, 1000);
-  put<u64>(tail, locator(tail) + 8, size);
+  put<U64>(tail, kEnd64Size, size);
+  put<U64>(tail, kEnd64Entries, 1000);
+  put<U64>(tail, kEnd64EntriesHere, 1000);
+  put<U64>(tail, locator(tail) + 8, size);
   write_file(dir / "f", "PK\3\4");
   std::filesystem::resize_file(dir / "f", size);  // a hole
   std::ofstream(dir / "f", std::ios::binary | std::ios::app) << tail;

@@ -113,8 +113,8 @@ constexpr SchemeWord<Scheme::Heads> kHeadWords[] = {
     {"value", Scheme::Heads::kValue},
 };
 
-template <typename Value, std::size_t count>
-Value meaning_of(const SchemeWord<Value> (&words)[count], const std::string& word, const JsonObject& object,
+template <typename Value, std::size_t kCount>
+Value meaning_of(const SchemeWord<Value> (&words)[kCount], const std::string& word, const JsonObject& object,
                  const std::string& key) {
   std::vector<std::string> known;
   for (const auto& one : words) {

@@ -39,13 +39,13 @@ double bfloat16_value(std::uint16_t value) {
 
 /// Values of all 65536 halves, computed once: tensors have more values than that.
 const std::array<float, 65536>& half_table() {
-  static const auto table = [] {
+  static const auto kTable = [] {
     std::array<float, 65536> values{};
     for (std::uint32_t i = 0; i < values.size(); ++i)
       values[i] = static_cast<float>(half_value(static_cast<std::uint16_t>(i)));
     return values;
   }();
-  return table;
+  return kTable;
 }
 
 struct Accumulator {

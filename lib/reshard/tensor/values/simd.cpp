@@ -44,8 +44,8 @@ std::vector<std::string> names_of(const std::vector<Target>& targets) {
 
 /// Initialized before any target is disabled, which would remove it from Highway's list.
 const std::vector<Target>& all_vector_targets() {
-  static const std::vector<Target> targets = vector_targets(hwy::SupportedTargets() & HWY_TARGETS);
-  return targets;
+  static const std::vector<Target> kTargets = vector_targets(hwy::SupportedTargets() & HWY_TARGETS);
+  return kTargets;
 }
 
 void force(std::string_view name, std::string_view asked_by) {
