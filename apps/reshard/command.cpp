@@ -59,7 +59,7 @@ OptionInfo with_default(OptionInfo info, const std::string& value) {
 
 /// Returns the error message in this program's words.
 std::string text_of(const CLI::ParseError& error, const CLI::App& app) {
-  const std::string text = error.what();
+  std::string text = error.what();
   if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) != nullptr)  // "--tp: At Most 1 required but received 2"
     return text.substr(0, text.find(':')) +
            (text.find("At Most") == text.npos ? " needs a value" : " may be given only once");
@@ -116,10 +116,9 @@ Option Command::add_option(const OptionInfo& info, std::vector<std::string>& val
                  [&](const std::string& names) { return node_->add_option(names, values)->allow_extra_args(false); });
 }
 
-Option Command::add_option(const OptionInfo& info, std::function<void(const std::string&)> take) {
-  return declare(*node_, info, [&](const std::string& names) {
-    return node_->add_option_function<std::string>(names, std::move(take));
-  });
+Option Command::add_option(const OptionInfo& info, const std::function<void(const std::string&)>& take) {
+  return declare(*node_, info,
+                 [&](const std::string& names) { return node_->add_option_function<std::string>(names, take); });
 }
 
 Option Command::add_option(const OptionInfo& info, bool& value) {

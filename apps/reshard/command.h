@@ -86,7 +86,7 @@ class Command {
   /// Each use of the option takes one value.
   Option add_option(const OptionInfo& info, std::vector<std::string>& values);
   /// Calls `take` with the value.
-  Option add_option(const OptionInfo& info, std::function<void(const std::string&)> take);
+  Option add_option(const OptionInfo& info, const std::function<void(const std::string&)>& take);
   /// Adds a switch.
   Option add_option(const OptionInfo& info, bool& value);
   Option add_option(const OptionInfo& info, std::function<void()> set);

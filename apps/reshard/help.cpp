@@ -24,7 +24,7 @@ constexpr std::size_t kNameColumns = 24;
 constexpr const char* kMainHeading = "Options";
 
 bool is_main(const Option& option, const CommandRow* row) {
-  return row != nullptr && std::any_of(row->main.begin(), row->main.end(), [&](const std::string name) {
+  return row != nullptr && std::any_of(row->main.begin(), row->main.end(), [&](const std::string& name) {
            return !option.long_names().empty() && "--" + option.long_names().front() == name;
          });
 }

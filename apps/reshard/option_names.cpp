@@ -37,7 +37,7 @@ void add_names(const Command& command, Names& names) {
 std::string own_name(std::string_view name) {
   const Names& own = names_of_command();
   if (own.contains(name)) return std::string(name);
-  const std::string of_source = std::string(kOfSource) + std::string(name);
+  std::string of_source = std::string(kOfSource) + std::string(name);
   if (own.contains(of_source)) return of_source;
   const bool is_of_source = name.starts_with(kOfSource) && own.contains(name.substr(kOfSource.size()));
   return std::string(is_of_source ? name.substr(kOfSource.size()) : name);

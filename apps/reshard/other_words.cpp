@@ -264,7 +264,7 @@ std::vector<std::string> option_names(const Command& command) {
 }
 
 std::string own_option(const std::string& name) {
-  const std::string word = with_hyphens(name);
+  std::string word = with_hyphens(name);
   for (const OtherWord& row : kSameOptions)
     if (row.word == word) return std::string(row.option);
   return word;

@@ -42,7 +42,7 @@ bool is_capable_terminal() {
 }
 
 std::string clock_text(double seconds) {
-  const auto whole = static_cast<std::uint64_t>(std::min(seconds, 359999.0) + 0.5);
+  const auto whole = static_cast<std::uint64_t>(std::lround(std::min(seconds, 359999.0)));
   if (whole >= 3600) return fmt::format("{}:{:02}:{:02}", whole / 3600, whole / 60 % 60, whole % 60);
   return fmt::format("{}:{:02}", whole / 60, whole % 60);
 }

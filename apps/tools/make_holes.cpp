@@ -194,7 +194,7 @@ void make_experts(const fs::path& out_dir) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv) try {
   CLI::App app{"Writes checkpoints of holes: headers without data."};
   app.require_subcommand(1);
   ShardOptions options;
@@ -207,14 +207,12 @@ int main(int argc, char** argv) {
   CLI::App& experts = *app.add_subcommand("experts", "a mixture of experts of DeepSeek-V3's names and sizes");
   experts.add_option("OUT_DIR", options.out_dir)->required();
   CLI11_PARSE(app, argc, argv);
-  try {
-    if (experts.parsed())
-      make_experts(options.out_dir);
-    else
-      make_shards(options);
-    return 0;
-  } catch (const std::exception& error) {
-    fmt::print(stderr, "make_holes: {}\n", error.what());
-    return 1;
-  }
+  if (experts.parsed())
+    make_experts(options.out_dir);
+  else
+    make_shards(options);
+  return 0;
+} catch (const std::exception& error) {
+  fmt::print(stderr, "make_holes: {}\n", error.what());
+  return 1;
 }

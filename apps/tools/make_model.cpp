@@ -310,17 +310,15 @@ void add_options(CLI::App& app, Options& options) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv) try {
   CLI::App app{"Writes a made-up Hugging Face checkpoint."};
   app.option_defaults()->always_capture_default();
   Options options;
   add_options(app, options);
   CLI11_PARSE(app, argc, argv);
-  try {
-    make_model(options);
-    return 0;
-  } catch (const std::exception& error) {
-    fmt::print(stderr, "make_model: {}\n", error.what());
-    return 1;
-  }
+  make_model(options);
+  return 0;
+} catch (const std::exception& error) {
+  fmt::print(stderr, "make_model: {}\n", error.what());
+  return 1;
 }

@@ -101,7 +101,7 @@ void make_training(const Options& options) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv) try {
   CLI::App app{"Writes a training checkpoint of NxD, with AdamW's ZeRO-1 states and master weights."};
   Options options;
   app.add_option("STATES", options.source, "what make_model --adam wrote")->required()->check(CLI::ExistingDirectory);
@@ -113,11 +113,9 @@ int main(int argc, char** argv) {
   app.add_option("--pp", options.pp, "pipeline ranks")->capture_default_str();
   app.add_option("--dp", options.dp, "data-parallel ranks")->capture_default_str();
   CLI11_PARSE(app, argc, argv);
-  try {
-    make_training(options);
-    return 0;
-  } catch (const std::exception& error) {
-    fmt::print(stderr, "make_training: {}\n", error.what());
-    return 1;
-  }
+  make_training(options);
+  return 0;
+} catch (const std::exception& error) {
+  fmt::print(stderr, "make_training: {}\n", error.what());
+  return 1;
 }

@@ -197,7 +197,7 @@ TEST_CASE("options of the other commands that would have no effect are usage err
   check_fails({"convert", kModel, "o", "--max-shard-size", ""}, 2, {"--max-shard-size"});
   for (const char* fuse : {"mean", "exact"})
     check_fails({"shard", kModel, "o", "--tp", "2", "--lora-fuse", fuse}, 2, {"--lora-fuse needs --adapter"});
-  check_fails({"inspect", kModel, "--print-family", "llama"}, 2, {"--print-family", kModel.c_str()});
+  check_fails({"inspect", kModel, "--print-family", "llama"}, 2, {"--print-family", kModel});
   const std::string adapters = testdata("golden/lora/llama-tp2-two-adapters/sharded").string();
   check_fails({"consolidate", adapters, "o", "--max-shard-size", "5GB"}, 2, {"--max-shard-size", "adapters"});
 }

@@ -58,7 +58,7 @@ std::string output_of_shell(const std::string& shell, const std::string& script)
                               file + "' > '" + out + "' 2>&1";
   INFO(command);
   const int status = std::system(command.c_str());
-  const std::string text = read_file(out);
+  std::string text = read_file(out);
   INFO(text);
   CHECK(status == 0);
   return text;

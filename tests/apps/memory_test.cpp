@@ -9,7 +9,6 @@
 #include "support/temp_dir.h"
 
 using namespace reshard::test;
-namespace fs = std::filesystem;
 
 namespace {
 

@@ -20,8 +20,6 @@ using namespace reshard::test;
 
 namespace {
 
-using test::check_refused;
-
 /// What the other ranks of the plug-ins below give; this process is rank 1.
 const std::vector<std::string> kOthers = {"first", "", std::string("a\0b", 3)};
 

@@ -14,7 +14,6 @@
 
 using namespace reshard::test;
 using nlohmann::json;
-using reshard::DType;
 namespace fs = std::filesystem;
 
 namespace {
@@ -47,7 +46,7 @@ struct Shards {
   Shards() { run_well({"shard", kModel, out, "--tp", "2", "--format", "safetensors", "--manifest", "--quiet"}); }
   /// Inverts these bits of the first `bytes` bytes of tensors of rank 1.
   std::string change(const std::vector<std::string>& names, char bits, std::size_t bytes) const {
-    const std::string rank = out + "/tensor_parallel_shards/tp_rank_01_pp_rank_00/model.safetensors";
+    std::string rank = out + "/tensor_parallel_shards/tp_rank_01_pp_rank_00/model.safetensors";
     TensorMap tensors = read_tensors(rank);
     for (const std::string& name : names)
       for (std::size_t i = 0; i < bytes; ++i) tensors.at(name).bytes.at(i) ^= bits;

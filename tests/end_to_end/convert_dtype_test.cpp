@@ -118,7 +118,7 @@ TEST_CASE("Shards that are cast while they are consolidated are what their origi
 TEST_CASE("A value that does not fit is an error with its tensor and index where that is asked for, else saturated") {
   const TempDir temp;
   const Dims shape{3, 700, 800};  // several blocks, of whole and of broken rows
-  std::vector<float> values(3 * 700 * 800, 1.5f);
+  std::vector<float> values(3ull * 700 * 800, 1.5f);
   values[2 * 700 * 800 + 345 * 800 + 678] = 65520;  // the first that float16 rounds up to infinity
   values[0] = std::numeric_limits<float>::infinity();
   values[1] = 65519;
@@ -145,7 +145,7 @@ TEST_CASE("A value that does not fit is an error with its tensor and index where
     const TensorMap whole = read_model(temp / "out");
     CHECK((whole.at("big") == cast_whole({DType::kF32, shape, floats(values)}, DType::kF16)));
     std::uint16_t largest = 0;
-    std::memcpy(&largest, &whole.at("big").bytes[2 * (2 * 700 * 800 + 345 * 800 + 678)], 2);
+    std::memcpy(&largest, &whole.at("big").bytes[2ull * (2 * 700 * 800 + 345 * 800 + 678)], 2);
     CHECK(largest == 0x7BFF);
   }
 }
@@ -267,7 +267,7 @@ TEST_CASE("A tensor is reported if a cast makes more than a hundredth of its val
 
 TEST_CASE("Shares and resumed runs count the values that do not fit as one run does") {
   const TempDir temp;
-  std::vector<float> values(3 * 700 * 800, 1.5f);
+  std::vector<float> values(3ull * 700 * 800, 1.5f);
   for (std::size_t i = 0; i < values.size(); i += 1000) values[i] = -1e30f;
   for (std::size_t i = 1; i < values.size(); i += 50) values[i] = 1e-30f;
   write_safetensors(temp / "in/model.safetensors", {{"big", {DType::kF32, {3, 700, 800}, floats(values)}},

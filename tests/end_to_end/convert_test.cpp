@@ -52,7 +52,7 @@ TEST_CASE("Threads and memory do not change a byte of any output") {
   const Input input({}, [](const fs::path& directory) {
     const TinyModel model{.hidden = 384, .layers = 3, .vocab = 8192, .tied = true};  // tensors of several blocks
     Random random(5);
-    const TensorMap tensors = random_tensors(model, random);
+    TensorMap tensors = random_tensors(model, random);
     write_model(directory, model, tensors, 2);
     return tensors;
   });

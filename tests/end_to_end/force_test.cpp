@@ -27,7 +27,7 @@ struct Forced : Input {
   /// The error of a run that must not change anything.
   Error refused(const Request& request) const {
     const auto before = snapshot(temp.path());
-    const Error error = error_of([&] { convert(request); });
+    Error error = error_of([&] { convert(request); });
     CHECK((snapshot(temp.path()) == before));
     CHECK(error.kind() == ErrorKind::kBadInput);
     return error;

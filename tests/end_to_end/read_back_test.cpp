@@ -17,8 +17,6 @@
 namespace reshard::test {
 namespace {
 
-namespace fs = std::filesystem;
-
 /// A model of zeros in memory, under /model.
 void write_zeros(MemoryFiles& files, const Architecture& of) {
   TensorMap tensors;

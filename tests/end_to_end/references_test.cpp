@@ -27,7 +27,7 @@ TEST_CASE("Adjacent copies: a head's are on neighbours, the queries in their own
   // write head r % 4 here, of which the queries of rank r know nothing.
   const TensorData& query = tensors.at("model.layers.1.self_attn.q_proj.weight");
   const TensorData& key = tensors.at("model.layers.1.self_attn.k_proj.weight");
-  const std::size_t head_bytes = 4 * 32 * 2;
+  const std::size_t head_bytes = 4ull * 32 * 2;
   for (std::size_t rank = 0; rank < 8; ++rank) {
     const TensorMap& held = ranks.at("tp_rank_0" + std::to_string(rank) + "_pp_rank_00");
     const std::string prefix = "model.layers.1.self_attn.qkv_proj.weight_";
@@ -104,7 +104,7 @@ TEST_CASE("Master weights are verified against the weights that are made of them
     CHECK(same.compared_tensors == 24);
   }
   const Container container = read_container(temp / "out/model.safetensors", Format::kSafetensors);
-  flip_byte(temp / "out/model.safetensors", container.tensors.back().offset_bytes + 2 * 33);
+  flip_byte(temp / "out/model.safetensors", container.tensors.back().offset_bytes + 2ull * 33);
   for (const bool swapped : {false, true}) {
     const Verification other = found(swapped);
     REQUIRE(other.different.size() == 1);

@@ -301,7 +301,7 @@ TEST_CASE("contributing-custom-models line 113: a stride in a description") {
         CHECK((held.at("embed.weight") == slice("embed.weight", 0, 1)));
       }
       const nlohmann::json entry = first_metadata(output)["parameters"]["mlp.gate_up_proj.weight"];
-      CHECK(entry.dump().find("2") != std::string::npos);
+      CHECK(entry.dump().find('2') != std::string::npos);
     }
 }
 

@@ -87,7 +87,7 @@ TEST_CASE("Writes a range that lies in more parts than a system call takes") {
     parts.push_back(bytes(text).subspan(at, size));
     at += size;
   }
-  REQUIRE(parts.size() > 2 * IOV_MAX);
+  REQUIRE(parts.size() > 2ull * IOV_MAX);
   local_storage().create(dir / "copy", text.size() + 9)->write_gathered(9, parts);
   CHECK((test::read_file(dir / "copy") == std::string(9, '\0') + text));
 }

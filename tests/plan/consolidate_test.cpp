@@ -56,7 +56,7 @@ TEST_CASE("Tied copies that are equal are compared and left out") {
   const auto job = plan_consolidate(sharded.request("whole"));
   // lm_head and the embedding's own copy on the last stage, and rank 1's five norms of 16 elements.
   const std::uint64_t embedding_bytes = sharded.tensors.at("model.embed_tokens.weight").bytes.size();
-  CHECK(job->program.check_bytes == 2 * embedding_bytes + 5 * 16 * 2);
+  CHECK(job->program.check_bytes == 2 * embedding_bytes + 5ull * 16 * 2);
   CHECK_THAT("\n" + joined_notes(*job), Says("\nlm_head.weight is tied to "));
   execute(*job, unsynced());
   CHECK((read_model(sharded / "whole") == sharded.tensors));
@@ -173,7 +173,7 @@ TEST_CASE("The plan says what it will do") {
   for (const auto& [name, tensor] : sharded.tensors) bytes += tensor.bytes.size();
   CHECK(job->program.write_bytes == bytes);
   CHECK(job->program.read_bytes == bytes);
-  CHECK(job->program.check_bytes == 5 * 16 * 2);  // rank 1's copies of the norms
+  CHECK(job->program.check_bytes == 5ull * 16 * 2);  // rank 1's copies of the norms
   const RunResult result = execute(*job, unsynced());
   CHECK(result.files == 2);
   for (const auto& [name, content] : snapshot(sharded / "whole")) on_disk += content.size();

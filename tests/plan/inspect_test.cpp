@@ -17,7 +17,7 @@ struct Inspected : Input {
   static TensorMap write(const fs::path& directory) {
     const TinyModel tiny{.tied = true};
     Random random(1);
-    const TensorMap tensors = random_tensors(tiny, random);
+    TensorMap tensors = random_tensors(tiny, random);
     write_model(directory, tiny, tensors, 2);
     return tensors;
   }

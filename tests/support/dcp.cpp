@@ -153,10 +153,10 @@ void write(const fs::path& directory, const std::vector<Whole>& tensors, const s
   std::map<std::uint32_t, std::string> ranks;
   const auto put = [&](std::uint32_t rank, const std::string& item) {
     std::string& file = ranks[rank];
-    const Place place{"__" + std::to_string(rank) + "_0.distcp",
-                      static_cast<std::int64_t>(file.size()),
-                      static_cast<std::int64_t>(item.size()),
-                      {}};
+    Place place{"__" + std::to_string(rank) + "_0.distcp",
+                static_cast<std::int64_t>(file.size()),
+                static_cast<std::int64_t>(item.size()),
+                {}};
     file += item;
     return place;
   };

@@ -12,6 +12,7 @@
 #include <cerrno>
 #include <climits>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "reshard/base/error.h"
@@ -78,7 +79,7 @@ std::optional<FileKind> look_at(const std::filesystem::path& path) {
 class LocalFile final : public Source, public Sink {
  public:
   LocalFile(int fd, std::filesystem::path path, std::uint64_t size_bytes)
-      : fd_(fd), path_(path), size_bytes_(size_bytes) {}
+      : fd_(fd), path_(std::move(path)), size_bytes_(size_bytes) {}
   LocalFile(const LocalFile&) = delete;
   LocalFile& operator=(const LocalFile&) = delete;
   ~LocalFile() override { ::close(fd_); }

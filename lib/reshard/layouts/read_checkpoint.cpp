@@ -127,7 +127,7 @@ void refuse_strange_files(Files& files, const fs::path& path) {
 /// Returns why `path` is only a part of a checkpoint, if names of files show that.
 std::optional<Error> explain_part(Files& files, const fs::path& path) {
   for (const Layout* layout : layouts())
-    if (const auto error = layout->explain_missing(files, path)) return error;
+    if (auto error = layout->explain_missing(files, path)) return error;
   return explain_lone_rank(files, path);
 }
 

@@ -183,7 +183,7 @@ std::unique_ptr<Job> make_job(const Request& request, Draft draft, TargetPlan ta
   job->force = request.force;
   job->family = std::move(draft.source.model_type);
   job->mesh = draft.source.mesh;
-  job->source_partition = std::move(draft.source.partition);
+  job->source_partition = draft.source.partition;
   job->layout = request.target.layout;
   job->options = request.target.options;
   job->dtype = request.dtype;

@@ -114,7 +114,7 @@ TEST_CASE("Every dtype that torch has comes from columns, and is written as dcp,
   for (const DTypeRow& row : kDTypes) {
     if (std::count(dtypes.begin(), dtypes.end(), row.dtype) > 0) continue;
     CAPTURE(row.name);
-    write_safetensors(temp / "other.safetensors", {{"w", {row.dtype, {4, 8}, std::string(4 * row.bits, 'x')}}});
+    write_safetensors(temp / "other.safetensors", {{"w", {row.dtype, {4, 8}, std::string(4ull * row.bits, 'x')}}});
     check_refused([&] { convert(temp / "other.safetensors", temp / "no", {.layout = "dcp", .options = {"fsdp=2"}}); },
                   {.kind = ErrorKind::kUnsupported, .tensor = "w", .unwritten = temp / "no"});
   }

@@ -685,7 +685,7 @@ TEST_CASE("Adapters and Medusa's heads have the dtype of the model that loads th
 
 TEST_CASE("A draft has the vocabulary of its target, and one of EAGLE the hidden size") {
   const TempDir temp;
-  const auto refused = [&](const std::string& name, const json& changes, Texts sizes) {
+  const auto refused = [&](const std::string& name, const json& changes, const Texts& sizes) {
     fs::remove_all(temp / "draft");
     json config = json::parse(read_file(compiled_case(name) / "draft/config.json"));
     config.update(changes);

@@ -18,8 +18,6 @@
 namespace reshard::test {
 namespace {
 
-namespace fs = std::filesystem;
-
 using nlohmann::json;
 
 /// All targets, or of RESHARD_TEST_SHARE equal parts one, another for each architecture.

@@ -163,8 +163,8 @@ TEST_CASE("A name of layers in layers without end takes no time") {
 
 TEST_CASE("Tensors named as filler are no filler") {
   const Input input({.layout = "presharded", .tp = 2, .options = {"pad"}}, [](const fs::path& directory) {
-    const TensorMap tensors{{"model.layers.0.w.weight", {DType::kBF16, {5, 4}, std::string(40, 'w')}},
-                            {"model.layers.0.w.weight (zeros)", {DType::kBF16, {3, 4}, std::string(24, 'z')}}};
+    TensorMap tensors{{"model.layers.0.w.weight", {DType::kBF16, {5, 4}, std::string(40, 'w')}},
+                      {"model.layers.0.w.weight (zeros)", {DType::kBF16, {3, 4}, std::string(24, 'z')}}};
     write_file(directory / "config.json", R"({"model_type": "newcomer", "num_hidden_layers": 1,
                                               "base_model_tp_plan": {"layers.*.w": "colwise"}})");
     write_safetensors(directory / "model.safetensors", tensors);

@@ -129,7 +129,7 @@ TEST_CASE("A tied head shares the embedding's matrix on the last stage, and is c
     for (const char* kind : {"ranks", "optimum"}) {
       DYNAMIC_SECTION(kind << (second_copy ? ", in the source twice" : ", in the source once")) {
         const Input input({.layout = kind, .tp = 2, .pp = 2}, [&](const fs::path& directory) {
-          const TensorMap once = write_planned(directory, tensors_of("model.", false), config);
+          TensorMap once = write_planned(directory, tensors_of("model.", false), config);
           TensorMap twice = once;
           twice["lm_head.weight"] = once.at("model.embed_tokens.weight");
           if (second_copy) write_safetensors(directory / "model.safetensors", twice);

@@ -27,8 +27,6 @@
 namespace reshard::test {
 namespace {
 
-namespace fs = std::filesystem;
-
 using nlohmann::json;
 
 constexpr const char* kTied = "tie_word_embeddings";
@@ -208,7 +206,7 @@ TEST_CASE("A key that config.json lacks has the value of Transformers' configura
 
 /// What base models, which AutoModel and sentence-transformers save, lack in their names; empty for other architectures.
 std::string base_prefix(const Architecture& of) {
-  for (const std::string prefix : {"model.", "transformer.", "gpt_neox.", "backbone."})
+  for (std::string prefix : {"model.", "transformer.", "gpt_neox.", "backbone."})
     for (const auto& [name, facts] : of.facts.at("tensors").items())
       if (name.starts_with(prefix)) return prefix;
   return {};

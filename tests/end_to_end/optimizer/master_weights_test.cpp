@@ -29,7 +29,7 @@ struct WithoutWeights {
     fs::copy(golden_case / "original/config.json", step / "config.json");
   }
   Error error() const {
-    const Error result = error_of([&] { plan_consolidate(consolidate_request(step, temp / "out")); });
+    Error result = error_of([&] { plan_consolidate(consolidate_request(step, temp / "out")); });
     CHECK(error_of([&] { read_checkpoint(step, {ConfigUse::kLenient}); }).kind() == result.kind());
     return result;
   }

@@ -137,7 +137,8 @@ TEST_CASE("States, groups and master weights of every case are what the referenc
     if (name == kIncomplete) continue;
     ++cases;
     DYNAMIC_SECTION(name) {
-      const json golden = golden_of(golden_case), logical = golden.at("logical");
+      const json golden = golden_of(golden_case);
+      const json& logical = golden.at("logical");
       Checkpoint checkpoint = read_checkpoint(saved_of(golden_case), with_optimizer(golden_case));
       check_groups(checkpoint.states, golden);
       CHECK(describe_states(checkpoint) == logical);

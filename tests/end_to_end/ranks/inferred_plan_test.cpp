@@ -110,7 +110,7 @@ Error refusal(const fs::path& directory, Replicas replicas = Replicas::kDrift, b
   RunOptions options = unsynced();
   options.replicas = replicas;
   const fs::path output = directory.parent_path() / "whole";
-  const Error error = error_of(
+  Error error = error_of(
       [&] { consolidate(consolidate_request(directory, output, {.check_replicas = check_replicas}), options); });
   CHECK(error.kind() == ErrorKind::kBadInput);
   CHECK_FALSE(fs::exists(output));

@@ -11,7 +11,7 @@ namespace {
 
 TEST_CASE("Statistics cover every value of tensors that take several blocks, a scalar and an empty one") {
   const TempDir temp;
-  std::vector<float> big(1000 * 1200);  // 4.8 MB: five blocks
+  std::vector<float> big(1000ull * 1200);  // 4.8 MB: five blocks
   for (std::size_t i = 0; i < big.size(); ++i) big[i] = static_cast<float>(i % 1000) - 250.0f;
   write_safetensors(
       temp / "m.safetensors",

@@ -19,14 +19,16 @@ namespace {
 
 namespace fs = std::filesystem;
 
-Verification verify_paths(const fs::path& a, const fs::path& b, Tolerance tolerance = {}, RunOptions options = {}) {
+Verification verify_paths(const fs::path& a, const fs::path& b, Tolerance tolerance = {},
+                          const RunOptions& options = {}) {
   const Checkpoint one = read_checkpoint(a, {ConfigUse::kLenient});
   const Checkpoint other = read_checkpoint(b, {ConfigUse::kLenient});
   return verify(one.map, other.map, {tolerance.is_zero() ? std::nullopt : std::optional(tolerance)}, options);
 }
 
 /// The same of tensors in two files.
-Verification verify_maps(const TensorMap& a, const TensorMap& b, Tolerance tolerance = {}, RunOptions options = {}) {
+Verification verify_maps(const TensorMap& a, const TensorMap& b, Tolerance tolerance = {},
+                         const RunOptions& options = {}) {
   const TempDir temp;
   write_safetensors(temp / "a.safetensors", a);
   write_safetensors(temp / "b.safetensors", b);

@@ -72,8 +72,8 @@ TEST_CASE("Workers that ask in turn have about the same bytes, each one range of
   }
   for (unsigned worker = 0; worker < 4; ++worker) {
     REQUIRE(given[worker].size() == 25);
-    CHECK(given[worker].front() == worker * 25);
-    CHECK(given[worker].back() == worker * 25 + 24);
+    CHECK(given[worker].front() == worker * 25ull);
+    CHECK(given[worker].back() == worker * 25ull + 24);
   }
 }
 

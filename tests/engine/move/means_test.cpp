@@ -80,7 +80,8 @@ TEST_CASE("Shares of a program agree on which means are of tensors that differ")
     run.finish(report);
     merge(merged, std::move(report));
   }
-  CHECK(run.publish(std::move(merged)).inexact == std::vector{layer_prefix(1) + "gate_up_proj.lora_A.weight"});
+  const RunResult result = run.publish(std::move(merged));
+  CHECK(result.inexact == std::vector{layer_prefix(1) + "gate_up_proj.lora_A.weight"});
   CHECK((snapshot(fused.temp / "parts") == snapshot(fused.temp / "whole")));
 }
 

@@ -119,7 +119,7 @@ class Replaced {
   }
   /// The directory above the output, as it was when a run was killed.
   fs::path restore(const fs::path& state) {
-    const fs::path work = temp / ("restored" + std::to_string(restored_++));
+    fs::path work = temp / ("restored" + std::to_string(restored_++));
     copy_tree(state, work);
     return work;
   }

@@ -42,7 +42,7 @@ class Model {
   }
   Error refused(const std::function<void()>& run) const {
     const auto before = snapshot(temp.path());
-    const Error error = error_of(run);
+    Error error = error_of(run);
     CHECK((snapshot(temp.path()) == before));
     return error;
   }

@@ -55,7 +55,7 @@ TEST_CASE("Ranks of these tests have lots, and fewer or none where they would me
     INFO(what);
     const auto job = plan(jobs.output);
     const auto lots = [&](std::uint32_t size, double max_shared_part, std::uint64_t page_bytes) {
-      RunOptions options = in_lots(local_storage(), 500 * size, page_bytes);
+      RunOptions options = in_lots(local_storage(), 500ull * size, page_bytes);
       options.tuning.max_shared_part = max_shared_part;
       JobRun run(*job, options);
       run.prepare();
@@ -68,7 +68,7 @@ TEST_CASE("Ranks of these tests have lots, and fewer or none where they would me
     };
     for (const std::uint32_t size : {2u, 7u}) {
       CAPTURE(size);
-      CHECK(lots(size, kAnyPart, 64 << 10) > 30 * size);
+      CHECK(lots(size, kAnyPart, 64 << 10) > 30ull * size);
       lots(size, 0, 64);
     }
     CHECK(lots(2, 1, 64) > 0);
@@ -90,7 +90,7 @@ TEST_CASE("Two to seven ranks write the bytes of one process, whatever their thr
       RunResult result;
       check_none_threw(run_ranks(size, [&, &plan = plan](Together& together) {
         // The smaller the units, the more lots.
-        RunOptions options = in_lots(local_storage(), 500 * size, std::uint64_t{1} << (6 + 5 * (size % 3)));
+        RunOptions options = in_lots(local_storage(), 500ull * size, std::uint64_t{1} << (6 + 5 * (size % 3)));
         options.threads = 1 + together.rank() % 3;
         options.max_memory_bytes = std::uint64_t{40} << (20 + together.rank() % 2);
         const RunResult one = plan_and_run(plan, parts, options, together, true);

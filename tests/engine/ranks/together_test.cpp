@@ -162,7 +162,7 @@ TEST_CASE("When a rank dies the others give up after their time") {
 TEST_CASE("Ranks' bytes are summed up for the progress bar") {
   check_none_threw(run_ranks(3, [](Together& together) {
     Progress progress;
-    progress.done_bytes = 10 * (together.rank() + 1);
+    progress.done_bytes = 10ull * (together.rank() + 1);
     together.step("copy", progress, [] {});
     hold(progress.done_bytes + progress.others_bytes == 60, "the sum of all bytes");
   }));

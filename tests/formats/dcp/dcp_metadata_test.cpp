@@ -251,7 +251,8 @@ constexpr const char* kFile = "d/__0_0.distcp";
 
 /// A checkpoint of one item in memory.
 struct OneItem {
-  explicit OneItem(std::string bytes, std::string before = {}, Dims shape = {2, 2}) : content(before + bytes) {
+  explicit OneItem(const std::string& bytes, const std::string& before = {}, Dims shape = {2, 2})
+      : content(before + bytes) {
     tensor = {"w", "float32", DType::kF32, shape, {}};
     chunk = {{Dims(shape.size()), shape}, {0, 0, before.size(), bytes.size()}};
   }

@@ -215,7 +215,7 @@ TEST_CASE("A file of every dtype is read back as written") {
   const TempDir dir;
   TensorMap tensors;
   for (const DTypeRow& row : kDTypes)
-    tensors["t." + std::string(row.name)] = {row.dtype, {3, 8}, std::string(3 * row.bits, row.name[0])};
+    tensors["t." + std::string(row.name)] = {row.dtype, {3, 8}, std::string(3ull * row.bits, row.name[0])};
   write_safetensors(dir / "m", tensors);
   const Container file = read_safetensors(dir / "m");
   CHECK(file.path == dir / "m");

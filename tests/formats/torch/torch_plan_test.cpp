@@ -182,7 +182,7 @@ TEST_CASE("Without CRCs the sizes and places are final, and only the CRCs of the
       differing += before.parts[p].bytes[i] != after.parts[p].bytes[i];
   }
   CHECK(differing > 0);
-  CHECK(differing <= 2 * 4 * file.tensors.size());  // in both headers of each
+  CHECK(differing <= 2ull * 4 * file.tensors.size());  // in both headers of each
 }
 
 TEST_CASE("Tensors beyond four gibibytes are planned and read back, without writing their bytes") {

@@ -12,8 +12,6 @@
 namespace reshard::test {
 namespace {
 
-namespace fs = std::filesystem;
-
 constexpr const char* kChoices[] = {"left", "right"};
 constexpr LayoutOption kCount{"copies", LayoutOption::Type::kCount, "Copies"};
 constexpr LayoutOption kRank{"first", LayoutOption::Type::kRank, "First rank"};

@@ -88,14 +88,14 @@ void check_damaged(const std::vector<Damaged>& rows) {
 }
 
 /// A refusal that says this, whatever the folder.
-auto saying(Texts says, ErrorKind kind = ErrorKind::kBadInput) {
+auto saying(const Texts& says, ErrorKind kind = ErrorKind::kBadInput) {
   return [=](const fs::path&) { return Refusal{.kind = kind, .says = says}; };
 }
 
 /// Another checkpoint next to `folder`, of `rows` in its first parameter.
 fs::path other_save(const fs::path& folder, unsigned stage, std::uint32_t ranks, std::uint64_t rows = 50) {
   Random random(2);
-  const fs::path other = folder.parent_path() / "other";
+  fs::path other = folder.parent_path() / "other";
   write_zero(other, small_model(rows), stage, ranks, 1, random);
   return other;
 }

@@ -24,7 +24,7 @@ std::vector<const Family*> families() {
 
 /// The first of `entries` are the model's, and all others no names of it.
 StateNames check_model_first(const std::vector<std::string>& entries, const Family* family) {
-  const StateNames found = find_state_names(entries, family);
+  StateNames found = find_state_names(entries, family);
   for (std::size_t i = 0; i < entries.size(); ++i) {
     CAPTURE(entries[i]);
     CHECK(found.names[i] == (i < kModel.size() ? kModel[i] : ""));

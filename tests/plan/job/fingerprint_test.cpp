@@ -32,7 +32,7 @@ Job small_job() {
     file.aliases = {{"u", "w"}};
     job.target.add_stored({"w", DType::kBF16, {2, 2}, rank, 64});
     job.target.add_stored({"v", DType::kBF16, {8}, rank, 128});
-    job.target.pieces[0].push_back({2 * rank, {{2 * rank, 0}, {2, 2}}, {0, 0}});
+    job.target.pieces[0].push_back({2 * rank, {{2ull * rank, 0}, {2, 2}}, {0, 0}});
     job.target.pieces[1].push_back({2 * rank + 1, {{0}, {8}}, {0}});
   }
   RankRecord record;

@@ -33,12 +33,12 @@ TEST_CASE("A program reads each element from the first file that has it") {
   CHECK(reads[1].box == Box{{4, 0}, {2, 4}});
   CHECK(reads[1].stored_begin == Dims{2, 0});
   CHECK(reads[2].box == Box{{6, 0}, {2, 4}});
-  CHECK(program.read_bytes == 8 * 16);
-  CHECK(program.check_bytes == 4 * 16);  // what the files hold twice is compared
+  CHECK(program.read_bytes == 8ull * 16);
+  CHECK(program.check_bytes == 4ull * 16);  // what the files hold twice is compared
   REQUIRE(program.transfers[0].source->checks.size() == 2);
   CHECK(program.transfers[0].source->checks[0].box == Box{{2, 0}, {2, 4}});
   CHECK(program.transfers[0].source->checks[1].box == Box{{4, 0}, {2, 4}});
-  CHECK(program.write_bytes == 8 * 16);
+  CHECK(program.write_bytes == 8ull * 16);
 }
 
 TEST_CASE("A part that no file holds, or only as a tied copy, is an error that names the box") {
@@ -99,7 +99,7 @@ TEST_CASE("A reading program compares nothing") {
   source.stored[1].tied = true;
   const Program program = make_reading_program(source);
   CHECK_FALSE(program.transfers.at(0).target);
-  CHECK(program.read_bytes == 8 * 16);
+  CHECK(program.read_bytes == 8ull * 16);
   CHECK(program.check_bytes == 0);
   CHECK(program.transfers.at(0).source->checks.empty());
 }

@@ -162,7 +162,8 @@ std::set<std::string> known_keys(const char* pointer) {
   INFO(hint);
   REQUIRE(hint.starts_with(kBegin));
   std::set<std::string> keys;
-  for (std::string key : split(hint.substr(kBegin.size()), ',')) keys.insert(key.substr(key.find_first_not_of(' ')));
+  for (const std::string& key : split(hint.substr(kBegin.size()), ','))
+    keys.insert(key.substr(key.find_first_not_of(' ')));
   return keys;
 }
 

@@ -106,7 +106,7 @@ TEST_CASE("In every order and with heads of zeros, a query's key/value head is b
       for (const std::uint32_t tp : {1u, 2u, 3u, 4u, 6u, 8u, 12u})
         for (std::uint32_t multiplier = 1; multiplier <= tp; ++multiplier)
           for (const KvReplication replication : {KvReplication::kTiled, KvReplication::kAdjacent}) {
-            if (!multiplier_problem(kv_heads * group, kv_heads, tp, multiplier, true).empty()) continue;
+            if (!multiplier_problem(std::uint64_t{kv_heads} * group, kv_heads, tp, multiplier, true).empty()) continue;
             CAPTURE(kv_heads, group, tp, multiplier, static_cast<int>(replication));
             auto spec = spec_of(kv_heads * group, kv_heads, tp, multiplier);
             spec.pad_heads = true;

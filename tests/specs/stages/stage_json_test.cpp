@@ -226,7 +226,8 @@ StageMetadata random_metadata(std::mt19937_64& random) {
           "f", {"x", "y"}, !row && pick(0, 1), row, {tp * 3ull, tp * 5ull}, tp, pick(0, 1) ? kLoraPeftType : ""});
     }
     if (pick(0, 1)) {
-      const std::uint32_t kv = tp * pick(1, 2), group = pick(1, 4), dim = pick(1, 8);
+      const std::uint32_t kv = tp * pick(1, 2), group = pick(1, 4);
+      const std::uint64_t dim = pick(1, 8);
       module.specs.emplace_back(GQAQKVColumnParallelLinearSpec{"qkv", "q", "k", "v", "o", kv * group, kv, 1,
                                                                kv * group / tp * dim, kv / tp * dim, pick(0, 1) == 1,
                                                                pick(0, 1) == 1, tp, pick(0, 1) ? kLoraPeftType : ""});

@@ -74,7 +74,7 @@ TEST_CASE("Every tensor that the reference stored is planned, by itself or as a 
     INFO(directory.filename().string());
     const std::vector<StagePlan> plans = golden.plan();
     const Json& files = golden.json["files"];
-    CHECK(files.size() == golden.mesh.tp * golden.mesh.pp);
+    CHECK(files.size() == std::size_t{golden.mesh.tp} * golden.mesh.pp);
     for (const auto& [file, tensors] : files.items()) {
       INFO(file);
       REQUIRE_THAT(file, Says("_pp_rank_"));

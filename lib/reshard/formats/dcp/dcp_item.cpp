@@ -211,7 +211,7 @@ TensorEntry DcpFile::read_zip(const Source& item, const DcpTensor& tensor, const
   const TorchFile file = read_torch_file(item, path_);
   if (!file.is_tensor(file.pickle().root()))
     throw Error(ErrorKind::kBadInput, where + " is " + file.pickle().describe(file.pickle().root()) + ", no tensor");
-  const TorchTensor found = file.tensor(file.pickle().root(), tensor.name);
+  TorchTensor found = file.tensor(file.pickle().root(), tensor.name);
   validate_same(tensor, chunk, found.dtype, found.shape);
   // torch stores each element of a chunk: what makes many of one is not its own.
   if (found.size_bytes > item.size_bytes())

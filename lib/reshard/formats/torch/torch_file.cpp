@@ -202,7 +202,7 @@ void refuse_other_formats(std::string_view start, std::uint64_t file_bytes, cons
 std::string archive_prefix(const ZipDirectory& zip, const fs::path& path) {
   const std::string first = zip.entries().empty() ? std::string() : zip.entries().front().name;
   const std::size_t slash = first.find('/');
-  const std::string prefix = first.substr(0, slash == first.npos ? 0 : slash + 1);
+  std::string prefix = first.substr(0, slash == first.npos ? 0 : slash + 1);
   if (zip.find(prefix + "constants.pkl") != nullptr)
     throw unsupported(path, "is a TorchScript program (torch.jit.save), not a state dict")
         .hint("load it with torch.jit.load and save its state_dict() with torch.save or safetensors");

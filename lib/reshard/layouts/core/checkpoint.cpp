@@ -26,8 +26,6 @@
 namespace reshard {
 namespace {
 
-namespace fs = std::filesystem;
-
 void order_naturally(SourceMap& map) {
   std::vector<std::string> names;
   for (const LogicalTensor& tensor : map.logical) names.push_back(tensor.name);

@@ -255,7 +255,7 @@ Error emptied_error(const std::vector<std::string>& names) {
 }
 
 std::string hint_for_missing(std::span<const std::string> missing, const Model& model) {
-  const std::string hint = "the checkpoint is incomplete, or config.json belongs to another model";
+  std::string hint = "the checkpoint is incomplete, or config.json belongs to another model";
   for (const Family::Module& module : model.family->modules)
     if (!module.tied_to.empty() && missing.size() == 1 && missing.front() == module.name + "." + module.parameter)
       return fmt::format("{}; if {} shares the weight of {}, set \"{}\" to true in config.json", hint, module.name,

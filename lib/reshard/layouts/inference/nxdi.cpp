@@ -141,7 +141,7 @@ std::string settle_quantization(const Model& model, std::span<const LogicalTenso
   QuantizationEvidence evidence;
   for (const LogicalTensor& tensor : tensors) evidence.add(tensor.name, tensor.dtype, tensor.shape);
   validate_quantized_weights(model, evidence);
-  const std::string own = quantization_of(model, evidence);
+  std::string own = quantization_of(model, evidence);
   if (!values.has(kQuantization.name)) return own;
   std::string wanted = values.text(kQuantization);
   if (const std::string misfit = quantization_misfit(model, own, wanted); !misfit.empty())

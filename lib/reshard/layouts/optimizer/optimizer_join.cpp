@@ -384,7 +384,7 @@ class StatesMaker {
     const auto& groups = optimizer_.files.stages.front().groups;
     for (std::size_t g = 0; g < groups.size(); ++g) {
       // NxD splits each group into one of experts and one of all else.
-      const std::uint32_t dense = optimizer_.files.stages.front().first_expert_group;
+      const std::size_t dense = optimizer_.files.stages.front().first_expert_group;
       const bool is_split = g >= dense && groups.size() == 2 * dense && groups[g].values == groups[g - dense].values;
       const std::size_t number = is_split ? g - dense : states_.groups.size();
       if (!is_split) states_.groups.emplace_back().values = groups[g].values;

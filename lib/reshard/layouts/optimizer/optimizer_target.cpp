@@ -22,8 +22,6 @@
 namespace reshard {
 namespace {
 
-namespace fs = std::filesystem;
-
 /// A tensor of a rank's file and the state that it contains.
 struct Slot {
   StoredTensor tensor;  // its name, dtype and shape

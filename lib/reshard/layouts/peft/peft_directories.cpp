@@ -66,7 +66,7 @@ std::vector<std::pair<std::string, fs::path>> peft_directories(Files& files, con
       if (!entry.name.starts_with(".") && is_peft_directory(files, directory / entry.name) &&
           !files.is_directory(directory / entry.name / kAdapterShardsFolder))
         (entry.name.starts_with(kStepPrefix) ? steps : found).emplace_back(entry.name, directory / entry.name);
-  if (found.empty()) found = std::move(steps);
+  if (found.empty()) found.swap(steps);
   std::vector<std::string> names;
   for (const auto& [name, path] : steps) names.push_back(name);
   if (!names.empty()) notes.push_back(note_on_steps(names));

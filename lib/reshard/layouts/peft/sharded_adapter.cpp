@@ -104,8 +104,8 @@ std::optional<LoraFuse> fuse_between(Files& files, const AdapterConfig& unfused,
 /// original file, and `shards` records stacked lora_A. If training has changed stacked weights, it is the current file.
 fs::path config_of(Files& files, const AdapterFolder& adapter, ShardedCheckpoint& shards,
                    const std::vector<FusedLayer>& fused, std::vector<std::string>& notes) {
-  const fs::path config = adapter.shards.directory / kAdapterConfigFile;
-  const fs::path before = adapter.shards.directory / kUnfusedConfigFile;
+  fs::path config = adapter.shards.directory / kAdapterConfigFile;
+  fs::path before = adapter.shards.directory / kUnfusedConfigFile;
   if (!files.exists(config) || !files.exists(before)) return config;
   const AdapterConfig unfused = read_adapter_config(files, before);
   if (read_adapter_config(files, config).text == unfused.text) return config;  // fused again, without entries

@@ -25,7 +25,7 @@ fs::path folder_in(const fs::path& folder, const char* name) {
 /// config.json, it is the parent of a folder with the usual name, or a folder with another name itself, as NxD saves
 /// it.
 fs::path directory_of(Files& files, const fs::path& shards, const std::string& usual_name) {
-  const fs::path above = directory_above(files, shards);
+  fs::path above = directory_above(files, shards);
   if (find_model_config(files, shards)) return shards;
   if (find_model_config(files, above)) return above;
   return own_name(files, shards) == usual_name ? above : shards;

@@ -39,8 +39,6 @@
 namespace reshard {
 namespace {
 
-namespace fs = std::filesystem;
-
 constexpr const char* kByMetadata =
     "the metadata defines how its tensors are split in these files, and the plan in config.json (base_model_tp_plan) "
     "how they are split elsewhere";

@@ -290,7 +290,7 @@ void read_all_files(Files& files, const Listing& listing, std::optional<Containe
       refuse_experts(of_stage.back(), rank, checkpoint);
       validate_record(of_stage.back(), rank, checkpoint);
       if (i % checkpoint.tp > 0)
-        validate_ranks_agree(of_stage[i / checkpoint.tp * checkpoint.tp], of_stage.back(), alike);
+        validate_ranks_agree(of_stage[std::size_t{i} / checkpoint.tp * checkpoint.tp], of_stage.back(), alike);
     }
   }
   FileWarnings warnings;
@@ -301,7 +301,7 @@ void read_all_files(Files& files, const Listing& listing, std::optional<Containe
   for (const RankFile& copy : listing.copies) {
     checkpoint.copies.push_back({copy.rank, (next++)->get()});
     validate_record(checkpoint.copies.back().file, copy.rank, checkpoint);
-    validate_ranks_agree(checkpoint.files[copy.rank.pp_rank][copy.rank.ep_rank * checkpoint.tp],
+    validate_ranks_agree(checkpoint.files[copy.rank.pp_rank][std::size_t{copy.rank.ep_rank} * checkpoint.tp],
                          checkpoint.copies.back().file, alike);
   }
 }

@@ -60,7 +60,7 @@ std::string usual_settings(const AttentionReport& attention, std::uint32_t tp);
 struct AdapterForm {
   /// Returns the folder of an adapter's shards.
   std::filesystem::path (*folder)(const std::string& adapter);
-  std::string_view omitted = "";    // prefix of PEFT's names that the files omit
+  std::string_view omitted = {};    // prefix of PEFT's names that the files omit
   LoraFuse fuse = LoraFuse::kMean;  // how fused linears share a lora_A, by default
   /// Returns the settings of an adapter, which each file contains after its tensors. Null if they are in
   /// adapter_config.json instead. `modules` are the adapted ones. \throws Error kUnsupported.

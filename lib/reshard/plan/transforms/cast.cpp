@@ -19,8 +19,6 @@
 namespace reshard {
 namespace {
 
-namespace fs = std::filesystem;
-
 DType dtype_after(const LogicalTensor& tensor, const Request& request) {
   const Integers integers = request.cast_all ? Integers::kAllow : Integers::kRefuse;
   if (can_cast(tensor.dtype, *request.dtype, integers)) return *request.dtype;

@@ -383,16 +383,17 @@ class ModelBuilder {
     weight.name = leaf.empty() ? weight.module : weight.module + "." + leaf;
     const bool linear =
         weight.shape.size() == 2 && leaf == "weight" && weight.plan != TensorParallelPlan::kEmbeddingRowwise;
+    std::optional<ModelParameter> bias;
+    if (filled.has_bias) bias = bias_of(weight);
     if (quantization_ && linear)
       quantization_->add_linear(weight, filled.has_bias, holds_, model_.parameters);
     else if (quantization_ && filled.module->stacked)
       quantization_->add_stacked(weight, holds_, model_.parameters);
     else
-      model_.parameters.push_back(filled.has_bias ? weight : std::move(weight));
-    if (!filled.has_bias) return;
-    ModelParameter bias = bias_of(weight);
-    bias.name = bias.module + ".bias";
-    model_.parameters.push_back(std::move(bias));
+      model_.parameters.push_back(std::move(weight));
+    if (!bias) return;
+    bias->name = bias->module + ".bias";
+    model_.parameters.push_back(std::move(*bias));
   }
 
   Model& model_;
