@@ -7,6 +7,7 @@
 #include "commands.h"
 #include "idle_options.h"
 #include "inspect_json.h"
+#include "inspect_pickle.h"
 #include "inspect_report.h"
 #include "print.h"
 #include "progress.h"
@@ -36,6 +37,7 @@ struct InspectArguments : MovingArguments, OutputArguments {
   bool tensors = false;
   bool stats = false;
   bool digest = false;
+  bool pickle = false;
   std::string sort;
   std::string limit;
 };
@@ -137,6 +139,10 @@ void inspect(const Command& command, const InspectArguments& arguments, Together
   if (arguments.print_spec && builtin_family(arguments.path) && !all_files().exists(arguments.path))
     return print_output(builtin_family(arguments.path)->json_text);
   if (arguments.path.empty()) throw Error(ErrorKind::kUsage, "PATH is missing").hint("give a file or a directory");
+  if (arguments.pickle) {
+    validate_alone(command, {"pickle"}, "--pickle");
+    return inspect_pickles(all_files(), arguments.path, arguments.json, arguments.quiet);
+  }
   if (!arguments.filter.empty()) NamePattern("filter", arguments.filter);  // reports a wrong one before reading
   validate_source_options(arguments.source_options);
   const RunOptions options = run_options(arguments);
@@ -188,6 +194,7 @@ void add_inspect(Command app, Together& together) {
   add(command, "--limit", arguments->limit);
   add(command, "--stats", arguments->stats);
   add(command, "--digest", arguments->digest);
+  add(command, "--pickle", arguments->pickle);
   add(command, "--print-family", arguments->print_family);
   add(command, "--print-spec", arguments->print_spec);
   add_source(command, arguments->source);

@@ -240,6 +240,8 @@ constexpr OptionRow kOutputOptions[] = {
     {"--tensors", "", "One line per tensor, instead of one for all layers"},
     {"--sort", "size|name|layer", "Order of tensors: largest first, by name, or by layer number (default: as stored)"},
     {"--limit", "N", "Show only the first N tensors, or lines that fold layers"},
+    {"--pickle", "",
+     "List the classes and functions that pickles name (.pt, .bin, .metadata), without running anything"},
     {"--print-family", "FAMILY", "Print the description of a built-in family, in the format of --spec", "",
      Values::kFamilies},
     {"--print-spec", "", "Print the model's description for --spec, from the ranks' metadata if they have any"},

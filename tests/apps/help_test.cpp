@@ -143,8 +143,8 @@ TEST_CASE("Help is found wherever it is asked for, on a group and on one option 
     CHECK(run_well(arguments).out == shard);
   check_run({"shard", "--help", "mesh"}, 0, {"Mesh:", "--tp N", "--pipeline-cuts"});
   CHECK(options_in(run_well({"inspect", "--help", "output"}).out) ==
-        std::set<std::string>{"--tensors", "--sort", "--limit", "--print-family", "--print-spec", "--json", "--quiet",
-                              "--progress", "--color"});
+        std::set<std::string>{"--tensors", "--sort", "--limit", "--pickle", "--print-family", "--print-spec", "--json",
+                              "--quiet", "--progress", "--color"});
   check_fails({"inspect", "--help", "mesh"}, 2, {"reshard inspect has no help on mesh"});
   CHECK(options_in("\n" + run_well({"shard", "--help", "dtype"}).out) == std::set<std::string>{"--dtype"});
   CHECK(run_well({"shard", "--help", "tp_size"}).out == run_well({"shard", "--help", "tp"}).out);

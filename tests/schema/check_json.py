@@ -184,6 +184,11 @@ class Documents(unittest.TestCase):
         document = self.check("inspect-adapters", run("inspect", adapters))
         self.assertEqual([one["name"] for one in document["adapters"]], ["default", "test"])
 
+    def test_inspect_pickle(self):
+        document = self.check("inspect-pickle", run("inspect", "--pickle", str(GOLDEN / "dcp/llama-fsdp2-optim/sharded")))
+        self.assertIn("torch.distributed.checkpoint.metadata.TensorStorageMetadata",
+                      [one["name"] for one in document["names"]])
+
     def test_verify(self):
         half = self.path("half")
         run("convert", MODEL, half, "--dtype", "float16", "--drop", "lm_head")

@@ -1,19 +1,18 @@
 #include <algorithm>
 #include <cstring>
 #include <nlohmann/json.hpp>
-#include <random>
 #include <set>
 
 #include "reshard/formats/safetensors/safetensors.h"
 #include "support/files.h"
 #include "support/local_files.h"
+#include "support/random.h"
 #include "support/refusals.h"
 
 namespace reshard::test {
 namespace {
 
 namespace fs = std::filesystem;
-using Random = std::mt19937_64;
 
 std::string prefix_of(const std::string& json) {
   return safetensors_bytes(json, "");

@@ -1,7 +1,10 @@
 #include "reshard/formats/pickle/pickle_contents.h"
 
+#include <algorithm>
 #include <cstddef>
+#include <map>
 #include <set>
+#include <unordered_map>
 #include <unordered_set>
 
 namespace reshard {
@@ -44,6 +47,39 @@ class StorageSearch {
 };
 
 }  // namespace
+
+std::vector<PickleName> pickle_names(const Pickle& pickle) {
+  using Is = PickleName::Is;
+  std::unordered_map<PickleRef, PickleRef> unknown;  // object: its class
+  for (const Pickle::UnknownObject& object : pickle.unknown_objects()) unknown.emplace(object.node, object.of);
+  std::unordered_map<PickleRef, std::uint64_t> objects;  // by class or function
+  for (PickleRef node = 0; node < pickle.num_nodes(); ++node) {
+    if (pickle.kind(node) == PickleKind::kGlobal) objects.try_emplace(node);
+    if (pickle.kind(node) != PickleKind::kObject) continue;
+    const auto known = unknown.find(node);
+    ++objects[known == unknown.end() ? pickle.callee(node) : known->second];
+  }
+  std::set<PickleRef> unknown_classes;
+  for (const auto& [node, of] : unknown) unknown_classes.insert(of);
+  const std::vector<std::string> with_storages = unknown_classes_with_storages(pickle);
+  std::map<std::string, PickleName> names;  // a global may have several nodes
+  for (const auto& [of, count] : objects) {
+    PickleName& entry = names.try_emplace(pickle.class_name(of)).first->second;
+    entry.objects += count;
+    if (unknown_classes.count(of) > 0)
+      entry.is = Is::kRecorded;
+    else if (count > 0)
+      entry.is = std::min(entry.is, Is::kKnown);
+  }
+  for (const std::string& name : with_storages) names.at(name).is = Is::kRecordedWithStorages;
+  std::vector<PickleName> sorted;
+  for (auto& [name, entry] : names) {
+    entry.name = name;
+    sorted.push_back(std::move(entry));
+  }
+  std::stable_sort(sorted.begin(), sorted.end(), [](const PickleName& a, const PickleName& b) { return a.is < b.is; });
+  return sorted;
+}
 
 std::vector<std::string> unknown_classes_with_storages(const Pickle& pickle) {
   if (pickle.unknown_objects().empty()) return {};

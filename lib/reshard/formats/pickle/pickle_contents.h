@@ -1,12 +1,28 @@
-// Tensors inside objects of a pickle.
+// What a pickle contains: the classes and functions it names, and tensors inside objects.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
 #include "reshard/formats/pickle/pickle.h"
 
 namespace reshard {
+
+/// A class or function of a pickle.
+struct PickleName {
+  std::string name;           // "module.name"
+  std::uint64_t objects = 0;  // number that Python would create with it; 0 if it is only named, such as a dtype
+  enum class Is : std::uint8_t {
+    kRecorded,              // an unknown class, whose objects are in the tree (Pickle::unknown_objects)
+    kRecordedWithStorages,  // the same; some of its objects contain storages of tensors
+    kKnown,                 // to read_pickle
+    kOnlyNamed,
+  } is = Is::kOnlyNamed;
+};
+
+/// Returns the classes and functions of a pickle: recorded ones first, those that are only named last, then by name.
+std::vector<PickleName> pickle_names(const Pickle& pickle);
 
 /// Returns the sorted names of unknown classes with objects that contain storages, whose meaning is unknown, too. A
 /// storage in several objects counts for the first of them. The list of ranks of a DeviceMesh does not count.

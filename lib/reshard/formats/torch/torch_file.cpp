@@ -283,4 +283,19 @@ TorchFile read_torch_file(const Source& source, const fs::path& path) {
       .hint("the file is damaged, or something is in front of it: fetch it again");
 }
 
+bool starts_with_pickle(std::string_view start) {
+  if (start.starts_with("PK\3\4")) return start.find("/data.pkl") != start.npos;  // which torch writes first
+  return start.size() > 1 && start[0] == '\x80' && start[1] >= 2 && start[1] <= 5 &&
+         !looks_like_safetensors(start, UINT64_MAX);
+}
+
+std::vector<PickleName> read_pickle_names(const Source& source, const fs::path& path) {
+  const std::string start = first_bytes(source, kFirstLookBytes);
+  if (start.find(kMagicBytes) != start.npos || !start.starts_with('\x80'))
+    return pickle_names(read_torch_file(source, path).pickle());
+  std::vector<char> stream(std::min(source.size_bytes(), kMaxPickleBytes));
+  source.read_at(0, std::as_writable_bytes(std::span(stream)));
+  return pickle_names(read_pickle({stream.data(), stream.size()}, path));
+}
+
 }  // namespace reshard

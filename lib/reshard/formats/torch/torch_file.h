@@ -6,11 +6,13 @@
 #include <filesystem>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "reshard/formats/common/container.h"
 #include "reshard/formats/common/container_keys.h"
 #include "reshard/formats/pickle/pickle.h"
+#include "reshard/formats/pickle/pickle_contents.h"
 #include "reshard/formats/torch/torch_tensor.h"
 #include "reshard/io/files.h"
 
@@ -65,6 +67,13 @@ class TorchFile {
 /// \throws Error kBadInput if the file is damaged, not a torch file, or runs code when Python loads it; kUnsupported
 ///         for TorchScript, big-endian files and formats before torch 0.1.10; kIo.
 TorchFile read_torch_file(const Source& source, const std::filesystem::path& path);
+
+/// Whether a file that begins with `start` is one of torch.save, or a pickle by itself.
+bool starts_with_pickle(std::string_view start);
+
+/// Returns the classes and functions of a file of torch.save, or of a pickle by itself, such as `.metadata` of DCP.
+/// \throws Error like read_torch_file.
+std::vector<PickleName> read_pickle_names(const Source& source, const std::filesystem::path& path);
 
 /// Reads the state dict of a torch.save file (see find_state_dict), with tensors in its order. Ignores values that are
 /// not tensors. `warnings` report both.
