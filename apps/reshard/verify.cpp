@@ -27,6 +27,7 @@
 #include "reshard/io/text_file.h"
 #include "reshard/layouts/core/checkpoint.h"
 #include "reshard/layouts/core/expert_stacks.h"
+#include "reshard/layouts/core/original_dtypes.h"
 #include "reshard/layouts/core/weights_option.h"
 #include "reshard/layouts/peft/sharded_adapter.h"
 #include "reshard/layouts/states/compare_states.h"
@@ -161,6 +162,7 @@ Checkpoint read_side(Files& files, const std::string& path, const fs::path& conf
                       {ConfigUse::kLenient, family_spec(arguments), arguments.source_options, config,
                        arguments.source.with_optimizer ? read : Beside::kCount, extra_tensors_of(arguments.source)});
   if (side.unexplained) throw Error(*side.unexplained);
+  take_original_dtypes(files, side);
   used.with_optimizer = used.with_optimizer || !side.states.empty();
   side.notes.insert(side.notes.begin(), found.notes.begin(), found.notes.end());
   return side;

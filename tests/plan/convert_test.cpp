@@ -39,7 +39,7 @@ struct Checkpoints : Input {
   void set_config(const std::string& text) const { write_file(temp / "model/config.json", text); }
 };
 
-TEST_CASE("A note of a cast names the dtype that the model was trained in, but not where float64 alone is why") {
+TEST_CASE("A note of a cast names the dtype of the model, but not where float64 alone is why") {
   Draft draft;
   draft.wanted = {{"a", DType::kF32, {2}}, {"b", DType::kF64, {2}}, {"c", DType::kF64, {2}}, {"d", DType::kF32, {2}}};
   draft.wanted[0].model_dtype = DType::kBF16;
@@ -50,7 +50,7 @@ TEST_CASE("A note of a cast names the dtype that the model was trained in, but n
   CHECK(draft.wanted[0].dtype == DType::kBF16);
   CHECK(draft.wanted[1].dtype == DType::kF32);
   std::sort(draft.source.notes.begin(), draft.source.notes.end());
-  CHECK(draft.source.notes == std::vector<std::string>{"1 tensor is cast to BF16, which the model was trained in",
+  CHECK(draft.source.notes == std::vector<std::string>{"1 tensor is cast to BF16, the model's dtype",
                                                        "2 tensors are cast from F64 to F32"});
   using enum Applied::Transform;
   std::vector<Applied> casts{{kCast, 1, DType::kBF16}, {kCast, 2, DType::kF32}};

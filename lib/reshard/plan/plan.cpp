@@ -8,6 +8,7 @@
 #include "reshard/base/strings.h"
 #include "reshard/io/listed_files.h"
 #include "reshard/layouts/core/expert_stacks.h"
+#include "reshard/layouts/core/original_dtypes.h"
 #include "reshard/layouts/hf/hf.h"
 #include "reshard/layouts/interrupted_swap.h"
 #include "reshard/layouts/peft/sharded_adapter.h"
@@ -130,9 +131,20 @@ void note_adapters_left(Files& files, Checkpoint& model) {
                     list_names(folders), (model.directory / folders.front()).string()));
 }
 
+/// Gives a whole model the dtypes that it had before training, unless the request names one.
+void take_model_dtypes(Files& files, const Request& request, Checkpoint& source) {
+  const fs::path dtypes = take_original_dtypes(files, source);
+  if (!dtypes.empty() && !request.dtype)
+    source.notes.push_back(
+        fmt::format("tensors have the dtypes from before training, which {} records; `dtype` "
+                    "chooses another",
+                    dtypes.filename().string()));
+}
+
 /// Transforms the tensors. Names come first, since config.json, extra tensors and dtypes are matched by the new ones.
 /// \param base_dtype  see cast.
 Draft transform(Files& files, const Request& request, Checkpoint source, std::optional<DType> base_dtype = {}) {
+  if (!request.target.layout->traits().has_ranks()) take_model_dtypes(files, request, source);
   Draft draft{std::move(source)};
   select(draft, request.names);
   hold_against_model(draft, request);

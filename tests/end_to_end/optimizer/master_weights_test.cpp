@@ -37,7 +37,7 @@ struct WithoutWeights {
   void check_reads() const {
     const auto job = plan_consolidate(consolidate_request(step, temp / "out"));
     CHECK_THAT(joined_notes(*job), Says("only as the optimizer's fp32 master weights"));
-    CHECK_THAT(joined_notes(*job), Says("21 tensors are cast to BF16, which the model was trained in"));
+    CHECK_THAT(joined_notes(*job), Says("21 tensors are cast to BF16, the model's dtype"));
     execute(*job, unsynced());
     CHECK(describe_tensors(read_whole(temp / "out")) == golden_of(golden_case).at("original"));
     fs::remove_all(temp / "out");

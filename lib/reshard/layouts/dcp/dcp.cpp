@@ -20,6 +20,7 @@
 #include "reshard/io/memory_files.h"
 #include "reshard/layouts/core/checkpoint.h"
 #include "reshard/layouts/core/layout.h"
+#include "reshard/layouts/core/original_dtypes.h"
 #include "reshard/layouts/core/read_model.h"
 #include "reshard/layouts/core/unpack.h"
 #include "reshard/layouts/dcp/dcp_directory.h"
@@ -254,7 +255,8 @@ class DcpLayout final : public Layout {
   }
 
   bool owns(Files&, const fs::path&, const std::string& name) const override {
-    return is_dcp_metadata_name(name) || is_dcp_items_name(name) || kDcpShardName.matches(name);
+    return is_dcp_metadata_name(name) || is_dcp_items_name(name) || kDcpShardName.matches(name) ||
+           name == kOriginalDtypesFile || name == kOriginalFilesFile;
   }
   bool is_checkpoint(const std::set<std::string>& files, const std::set<std::string>&) const override {
     return std::any_of(files.begin(), files.end(),

@@ -69,6 +69,7 @@ bool stays_float32(const Draft& draft, const LogicalTensor& tensor, DType dtype,
   if (bits(dtype) >= bits(DType::kF32) || !draft.source.adapters.empty()) return false;
   const auto number = draft.source.map.find_logical(tensor.name);
   const std::string& name = number && *number < draft.old_names.size() ? draft.old_names[*number] : tensor.name;
+  if (tensor.model_dtype == DType::kF32 && tensor.dtype == DType::kF32) return true;
   if (const auto& family = draft.source.language_model.family)
     return has_part(name, family->float32) || (dtype == DType::kF16 && has_part(name, family->float32_in_float16));
   const std::string parameter = name.substr(name.rfind('.') + 1);
@@ -215,15 +216,15 @@ void cast_to_model(Draft& draft) {
   std::map<std::pair<DType, bool>, std::size_t> counts;  // by dtype, and whether float64 alone is why
   for (LogicalTensor& tensor : draft.wanted) {
     const auto wanted = tensor.model_dtype;
-    if (!wanted) continue;
+    if (!wanted || wanted == tensor.dtype) continue;
     const bool is_wide = tensor.dtype == DType::kF64 && wanted == DType::kF32;
     tensor.dtype = *wanted;
     ++counts[{tensor.dtype, is_wide}];
   }
   for (const auto& [how, count] : counts)
-    draft.note(fmt::format("{} tensor{} {} cast {}", count, count == 1 ? "" : "s", count == 1 ? "is" : "are",
-                           how.second ? std::string("from F64 to F32")
-                                      : fmt::format("to {}, which the model was trained in", name(how.first))));
+    draft.note(fmt::format(
+        "{} tensor{} {} cast {}", count, count == 1 ? "" : "s", count == 1 ? "is" : "are",
+        how.second ? std::string("from F64 to F32") : fmt::format("to {}, the model's dtype", name(how.first))));
 }
 
 bool is_plain(DType dtype) {
