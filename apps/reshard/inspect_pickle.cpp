@@ -32,7 +32,7 @@ struct Pickles {
   std::size_t files = 0;
   std::vector<NameOfFiles> names;  // in the order of pickle_names
   std::vector<std::string> notes;
-  std::optional<Error> refusal;  // of the first file that was refused
+  std::optional<Error> refusal;  // why the first refused file was
 };
 
 /// Returns the files of a directory that are pickles; a file as it is. Directories that are links are not searched.

@@ -8,7 +8,7 @@
 #include "reshard/base/strings.h"
 #include "reshard/io/listed_files.h"
 #include "reshard/layouts/core/expert_stacks.h"
-#include "reshard/layouts/core/original_dtypes.h"
+#include "reshard/layouts/dcp/original_dtypes.h"
 #include "reshard/layouts/hf/hf.h"
 #include "reshard/layouts/interrupted_swap.h"
 #include "reshard/layouts/peft/sharded_adapter.h"

@@ -1,4 +1,4 @@
-#include "reshard/layouts/core/original_dtypes.h"
+#include "reshard/layouts/dcp/original_dtypes.h"
 
 #include <fmt/format.h>
 
@@ -17,7 +17,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::uint64_t kMostBytes = std::uint64_t{256} << 20;  // of a million tensors
+constexpr std::uint64_t kMostBytes = std::uint64_t{256} << 20;  // for a million tensors
 
 bool is_plain_float(DType dtype) {
   return describe(dtype).kind == DTypeClass::kFloat && bits(dtype) >= 16;
