@@ -27,6 +27,15 @@ TEST_CASE("a file of a dcp checkpoint is named as what it is, with the directory
            "try: give the directory that contains all its files: " + directory.string() + "\n"});
 }
 
+TEST_CASE("verl's files of the optimizer and the trainer are named as what they are") {
+  const fs::path directory = testdata("golden/fsdp_ranks/llama-fsdp2-r3/sharded");
+  for (const char* name : {"optim_world_size_3_rank_1.pt", "extra_state_world_size_3_rank_1.pt"})
+    for (const Arguments& command : {Arguments{"inspect"}, Arguments{"consolidate"}})
+      refused(joined(command, {(directory / name).string()}),
+              {std::string(name) + ": is one rank's state of the optimizer or the trainer, not a model",
+               "try: give the directory that contains the files of all ranks: " + directory.string() + "\n"});
+}
+
 TEST_CASE("accelerate's folder of the optimizer alone holds no model, and names the folder that does") {
   const TempDir temp;
   const fs::path run = testdata("golden/dcp/qwen3-fsdp1-accelerate/sharded");

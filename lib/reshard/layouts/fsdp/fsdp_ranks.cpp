@@ -301,6 +301,13 @@ class FsdpRanksLayout final : public Layout {
     return {{this, path, trained_directory(files, path)}};
   }
 
+  std::optional<Error> explain_missing(Files& files, const fs::path& path) const override {
+    if (!is_other_file(path.filename().string()) || !files.is_file(path)) return std::nullopt;
+    return Error(ErrorKind::kBadInput, "is one rank's state of the optimizer or the trainer, not a model")
+        .in(path)
+        .hint("give the directory that contains the files of all ranks: " + directory_above(files, path).string());
+  }
+
   Checkpoint read(Files& files, const FoundLayout& found, const ReadContext& context) const override;
 
   TargetPlan plan(const TargetRequest& request, const TargetContext&) const override {
