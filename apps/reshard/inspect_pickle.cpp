@@ -3,16 +3,20 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 #include <map>
-#include <optional>
+#include <set>
+#include <string_view>
 #include <vector>
 
 #include "json_report.h"
 #include "print.h"
 #include "reshard/base/strings.h"
 #include "reshard/formats/common/magic.h"
+#include "reshard/formats/dcp/dcp_item.h"
 #include "reshard/formats/torch/torch_file.h"
 #include "reshard/io/open_store.h"
+#include "reshard/layouts/dcp/dcp_directory.h"
 #include "run_job.h"
 #include "table.h"
 
@@ -28,18 +32,28 @@ struct NameOfFiles {
   std::size_t files = 0;
 };
 
+/// What the files at a path are.
+struct PickleFiles {
+  std::vector<fs::path> pickles;
+  std::vector<fs::path> of_items;   // .distcp, which contain a pickle for each chunk
+  std::vector<std::string> others;  // binary files that are neither pickles nor safetensors
+};
+
 struct Pickles {
   std::size_t files = 0;
   std::vector<NameOfFiles> names;  // in the order of pickle_names
   std::vector<std::string> notes;
-  std::optional<Error> refusal;  // why the first refused file was
+  std::vector<Error> failures;  // one for each file that cannot be read
 };
 
-/// Returns the files of a directory that are pickles; a file as it is. Directories that are links are not searched.
-std::vector<fs::path> pickle_files(Files& files, const fs::path& path, std::vector<std::string>& notes) {
-  if (!files.is_directory(path)) return {path};
-  std::vector<fs::path> found;
-  std::size_t items = 0;
+bool is_binary(std::string_view start) {
+  return start.find('\0') != start.npos;
+}
+
+/// Looks at the files of a directory, or at one file. Directories that are links are not searched.
+PickleFiles find_pickles(Files& files, const fs::path& path) {
+  if (!files.is_directory(path)) return {.pickles = {path}, .of_items = {}, .others = {}};
+  PickleFiles found;
   std::vector<fs::path> open = {path};
   while (!open.empty()) {
     const fs::path directory = open.back();
@@ -47,55 +61,113 @@ std::vector<fs::path> pickle_files(Files& files, const fs::path& path, std::vect
     for (const DirectoryEntry& entry : files.list(directory)) {
       const fs::path inside = directory / entry.name;
       if (entry.kind == FileKind::kDirectory && !entry.is_link) open.push_back(inside);
-      if (entry.kind != FileKind::kFile || inside.extension() == ".safetensors") continue;
-      if (!starts_with_pickle(first_bytes(*files.open(inside), kFirstLookBytes))) continue;
-      if (inside.extension() == ".distcp")
-        ++items;
-      else
-        found.push_back(inside);
+      if (entry.kind != FileKind::kFile) continue;
+      const auto source = files.open(inside);
+      const std::string start = first_bytes(*source, kFirstLookBytes);
+      if (is_dcp_items_name(entry.name))
+        found.of_items.push_back(inside);
+      else if (holds_pickle(*source, inside))
+        found.pickles.push_back(inside);
+      else if (is_binary(start) && !is_safetensors(*source))
+        found.others.push_back(inside.lexically_relative(path).string());
     }
   }
-  if (items > 0)
-    notes.push_back(
-        fmt::format("the items of {} .distcp file{} are pickles, too, which are not listed; convert and "
-                    "verify refuse those that run code",
-                    items, items == 1 ? "" : "s"));
-  std::sort(found.begin(), found.end());
+  std::sort(found.pickles.begin(), found.pickles.end());
+  std::sort(found.of_items.begin(), found.of_items.end());
+  std::sort(found.others.begin(), found.others.end());
   return found;
 }
 
-Pickles read_pickles(Files& files, const fs::path& path) {
-  Pickles pickles;
-  const std::vector<fs::path> paths = pickle_files(files, path, pickles.notes);
-  if (paths.empty())
-    throw Error(ErrorKind::kBadInput, "contains no pickle").in(path).hint("safetensors files have none");
-  std::map<std::string, NameOfFiles> names;
-  for (const fs::path& file : paths) {
+/// Collects the names of all files.
+class Collector {
+ public:
+  /// Adds the names that `read` returns for one file. Records its error instead, if it throws one.
+  void add(const std::function<std::vector<PickleName>()>& read) {
     try {
-      for (PickleName& name : read_pickle_names(*files.open(file), file)) {
-        NameOfFiles& entry = names.try_emplace(name.name, NameOfFiles{name}).first->second;
-        if (entry.files++ == 0) continue;
+      std::set<std::string> of_file;
+      for (const PickleName& name : read()) {
+        NameOfFiles& entry = names_.try_emplace(name.name, NameOfFiles{{name.name, 0, name.is}}).first->second;
+        if (of_file.insert(name.name).second) ++entry.files;
         entry.name.objects += name.objects;
         entry.name.is = std::min(entry.name.is, name.is);
       }
-      ++pickles.files;
+      ++pickles_.files;
     } catch (const Error& error) {
-      if (paths.size() == 1) throw;
-      if (!pickles.refusal)
-        pickles.refusal = error;
-      else
-        pickles.notes.push_back(fmt::format("also refused: {}", error.what()));
+      pickles_.failures.push_back(error);
     }
   }
-  for (auto& [name, entry] : names) pickles.names.push_back(std::move(entry));
-  std::stable_sort(pickles.names.begin(), pickles.names.end(),
-                   [](const NameOfFiles& a, const NameOfFiles& b) { return a.name.is < b.name.is; });
+
+  Pickles take() {
+    for (auto& [name, entry] : names_) pickles_.names.push_back(std::move(entry));
+    std::stable_sort(pickles_.names.begin(), pickles_.names.end(),
+                     [](const NameOfFiles& a, const NameOfFiles& b) { return a.name.is < b.name.is; });
+    return std::move(pickles_);
+  }
+
+ private:
+  Pickles pickles_;
+  std::map<std::string, NameOfFiles> names_;
+};
+
+/// Returns the classes and functions of all items in a file of torch.distributed.checkpoint.
+std::vector<PickleName> names_of_items(Files& files, const fs::path& path) {
+  std::vector<std::string> notes;
+  const DcpMetadata metadata = read_dcp_directory(files, path.parent_path(), DcpPaths::kLeave, notes).all;
+  DcpFile file(files, path);
+  std::set<std::uint64_t> seen;  // several entries may share an item
+  std::vector<PickleName> names;
+  const auto add = [&](const DcpPlace& place) {
+    if (metadata.files[place.file] != path.filename().string() || !seen.insert(place.offset_bytes).second) return;
+    for (PickleName& name : file.pickle_names(place, metadata.transforms[place.transforms]))
+      names.push_back(std::move(name));
+  };
+  for (const DcpTensor& tensor : metadata.tensors)
+    for (const DcpChunk& chunk : tensor.chunks) add(chunk.place);
+  for (const DcpBytes& object : metadata.bytes) add(object.place);
+  return names;
+}
+
+Pickles read_pickles(Files& files, const fs::path& path) {
+  const PickleFiles found = find_pickles(files, path);
+  std::string not_read;
+  if (!found.others.empty())
+    not_read = "not examined, being neither pickles nor safetensors: " + list_names(found.others);
+  if (found.pickles.empty() && found.of_items.empty())
+    throw Error(ErrorKind::kBadInput, "contains no file of torch.save and no pickle")
+        .in(path)
+        .hint(not_read.empty() ? "safetensors files have none" : not_read);
+  Collector collector;
+  for (const fs::path& file : found.pickles) collector.add([&] { return read_pickle_names(*files.open(file), file); });
+  for (const fs::path& file : found.of_items) collector.add([&] { return names_of_items(files, file); });
+  Pickles pickles = collector.take();
+  if (!not_read.empty()) pickles.notes.push_back(not_read);
+  for (std::size_t i = 1; i < pickles.failures.size(); ++i)
+    pickles.notes.push_back(fmt::format("also refused: {}", pickles.failures[i].what()));
   return pickles;
 }
 
 std::string_view kind_name(PickleName::Is is) {
-  if (is == PickleName::Is::kOnlyNamed) return "named";
-  return is == PickleName::Is::kKnown ? "known" : "recorded";
+  switch (is) {
+    case PickleName::Is::kOnlyNamedCode: return "code";
+    case PickleName::Is::kRecorded:
+    case PickleName::Is::kRecordedWithStorages: return "recorded";
+    case PickleName::Is::kKnown: return "known";
+    case PickleName::Is::kOnlyNamed: break;
+  }
+  return "named";
+}
+
+/// Explains the kinds that are not data of torch, as far as there are any.
+std::string legend(const Pickles& pickles) {
+  std::string text;
+  const auto explain = [&](std::string_view kind, std::string_view line) {
+    if (std::any_of(pickles.names.begin(), pickles.names.end(),
+                    [&](const NameOfFiles& entry) { return kind_name(entry.name.is) == kind; }))
+      text += fmt::format("\n{}: {}", kind, line);
+  };
+  explain("code", "only named, but runs code if it is called");
+  explain("recorded", "a class that reshard does not know; its objects are data here, but Python would create them");
+  return text.empty() ? text : text + "\n";
 }
 
 std::string pickles_text(const std::string& path, const Pickles& pickles) {
@@ -110,7 +182,7 @@ std::string pickles_text(const std::string& path, const Pickles& pickles) {
                            entry.name.is == PickleName::Is::kRecordedWithStorages ? ", with tensors" : "")});
   return fmt::format("{}: {} file{} with a pickle, read without running anything\n\n", printable(path), pickles.files,
                      pickles.files == 1 ? "" : "s") +
-         table.text();
+         table.text() + legend(pickles);
 }
 
 Document pickles_document(const std::string& path, const Pickles& pickles) {
@@ -126,6 +198,8 @@ Document pickles_document(const std::string& path, const Pickles& pickles) {
                              {"files", files},
                              {"kind", kind_name(name.is)},
                              {"with_tensors", name.is == PickleName::Is::kRecordedWithStorages}});
+  json["refused"] = Document::array();
+  for (const Error& error : pickles.failures) json["refused"].push_back(error.what());
   json["notes"] = pickles.notes;
   return json;
 }
@@ -135,11 +209,13 @@ Document pickles_document(const std::string& path, const Pickles& pickles) {
 void inspect_pickles(Files& files, const std::string& path, bool json, bool quiet) {
   if (!files.exists(path)) throw nothing_at(files, path);
   const Pickles pickles = read_pickles(files, path);
-  if (json && pickles.refusal) throw *pickles.refusal;
-  if (json) return print_output(to_text(pickles_document(path, pickles)));
-  if (!quiet) print_notes(pickles.notes);
-  if (pickles.files > 0) print_text(pickles_text(path, pickles));
-  if (pickles.refusal) throw *pickles.refusal;
+  if (json) {
+    print_output(to_text(pickles_document(path, pickles)));
+  } else {
+    if (!quiet) print_notes(pickles.notes);
+    if (pickles.files > 0) print_text(pickles_text(path, pickles));
+  }
+  if (!pickles.failures.empty()) throw pickles.failures.front();
 }
 
 }  // namespace reshard::cli

@@ -35,6 +35,9 @@ TEST_CASE("A pickle's names are listed with the number of objects and what they 
                              {"torch._utils._rebuild_tensor_v2", 1, PickleName::Is::kKnown},
                              {"torch.FloatStorage", 0, PickleName::Is::kOnlyNamed},
                              {"torch.float32", 0, PickleName::Is::kOnlyNamed}});
+  CHECK(rows_of(pickles::list({pickles::global("subprocess", "Popen"), pickles::global("pkg", "run")})) ==
+        std::vector<NameRow>{{"subprocess.Popen", 0, PickleName::Is::kOnlyNamedCode},
+                             {"pkg.run", 0, PickleName::Is::kOnlyNamed}});
   CHECK(rows_of(pickles::number(1)).empty());
 }
 

@@ -1,5 +1,7 @@
 // Pickles that attack, and what is left of a good one after a cut or a patch.
 
+#include <fmt/format.h>
+
 #include <chrono>
 
 #include "reshard/formats/pickle/pickle.h"
@@ -106,34 +108,41 @@ TEST_CASE("Streams that no pickler writes are refused at the opcode") {
 TEST_CASE("What runs code when Python loads it is refused by its name") {
   const std::string args = raw("X\2\0\0\0id\x85R.");
   check_cases({
-      {"os.system", "cos\nsystem\n" + args, 19, "calls os.system: loading this file in Python would run it"},
-      {"posix.system", "cposix\nsystem\n" + args, 22, "posix.system"},
-      {"eval", "c__builtin__\neval\n" + args, 26, "builtins.eval"},
+      {"os.system", "cos\nsystem\n" + args, 0,
+       "names os.system, which runs code: loading this file in Python would run it"},
+      {"posix.system", "cposix\nsystem\n" + args, 0, "posix.system"},
+      {"eval", "c__builtin__\neval\n" + args, 0, "builtins.eval"},
       {"exec by STACK_GLOBAL",
        raw("\x8c\x08"
            "builtins\x8c\4exec\x93") +
            args,
-       25, "builtins.exec"},
+       16, "builtins.exec"},
       {"getattr", "cbuiltins\ngetattr\n" + args, 26, "builtins.getattr"},
-      {"__import__", "cbuiltins\n__import__\n" + args, 29, "builtins.__import__"},
+      {"__import__", "cbuiltins\n__import__\n" + args, 0, "builtins.__import__"},
       {"subprocess.Popen", "csubprocess\nPopen\n" + args, 26, "subprocess.Popen"},
       {"Popen by NEWOBJ", "csubprocess\nPopen\n)\x81.", 19, "subprocess.Popen"},
       {"Popen by INST", "(isubprocess\nPopen\n.", 1, "subprocess.Popen"},
       {"Popen by OBJ", "(csubprocess\nPopen\no.", 19, "subprocess.Popen"},
-      {"through what a module imports", "ctorch.serialization\nos.system\n" + args, 39,
-       "torch.serialization.os.system"},
+      {"through what a module imports", "ctorch.serialization\nos.system\n" + args, 0, "torch.serialization.os.system"},
       {"a class through it", raw("\x8c\5torch\x8c\x10subprocess.Popen\x93") + args, 34, "torch.subprocess.Popen"},
       {"copyreg of it", "ccopy_reg\n_reconstructor\n(csubprocess\nPopen\nc__builtin__\nobject\nNtR.", 66,
        "subprocess.Popen"},
-      {"runpy", "crunpy\n_run_code\n" + args, 25, "runpy._run_code"},
-      {"functools.partial", "cfunctools\npartial\n" + args, 27, "functools.partial"},
+      {"runpy", "crunpy\n_run_code\n" + args, 0, "runpy._run_code"},
+      {"functools.partial", "cfunctools\npartial\n" + args, 0, "functools.partial"},
       {"a function that nobody knows", "cwhatever.pkg\nload\n" + args, 27, "whatever.pkg.load"},
       {"a hidden function", "cwhatever\n_make\n" + args, 24, "whatever._make"},
       {"signal.raise_signal", "csignal\nraise_signal\n" + args, 29, "signal.raise_signal"},
       {"a class that writes a file", "cio\nFileIO\n" + args, 19, "io.FileIO"},
       {"a class that connects", "cftplib\nFTP\n" + args, 20, "ftplib.FTP"},
-      {"torch.hub.load", "ctorch.hub\nload\n" + args, 24, "torch.hub.load"},
+      {"torch.hub.load", "ctorch.hub\nload\n" + args, 0, "torch.hub.load"},
       {"torch.storage._load_from_bytes", "ctorch.storage\n_load_from_bytes\n" + args, 40, "_load_from_bytes"},
+      {"a class with a lowercase name and arguments", "cnumpy\nmemmap\n" + args.substr(0, args.size() - 1) + "\x81.",
+       22, "numpy.memmap"},
+      {"the same with keywords", raw("cpkg\nmake\n)}X\1\0\0\0aK\1s\x92."), 21, "pkg.make"},
+      {"a function that is only named", raw("}X\1\0\0\0fcposix\nsystem\ns."), 7, "names posix.system"},
+      {"a base that is built", raw("ccopy_reg\n_reconstructor\n(cpkg\nThing\ncshelve\nDbfilenameShelf\nX\1\0\0\0xtR."),
+       68, "calls shelve.DbfilenameShelf"},
+      {"a pool of processes", "ctorch.multiprocessing.pool\nPool\n" + args, 41, "torch.multiprocessing.pool.Pool"},
       {"a name with control characters", "cx\n\x1b[31mred\n" + args, 20, "x.\\x1b[31mred"},
       {"no name", "cx\n\n" + args, 12, "calls x."},
   });
@@ -148,11 +157,14 @@ void refuse_pickle(const std::string& stream, const std::string& says) {
 TEST_CASE("What a known function is given to call is judged as if it were called") {
   const std::string from_type = "ctorch._tensor\n_rebuild_from_type_v2\n";
   const std::string id = raw("X\2\0\0\0id");
-  refuse_pickle(from_type + "(cos\nsystem\nctorch\nTensor\n" + id + "\x85NtR.", "calls os.system");
-  refuse_pickle(from_type + "(" + from_type + "ctorch\nTensor\n(cos\nsystem\nN" + id + "\x85NtNtR.", "calls os.system");
+  refuse_pickle(from_type + "(cpkg\nrun\nctorch\nTensor\n" + id + "\x85NtR.", "calls pkg.run");
+  refuse_pickle(from_type + "(" + from_type + "ctorch\nTensor\n(cpkg\nrun\nN" + id + "\x85NtNtR.", "calls pkg.run");
+  // The inner call gets the third argument, whatever tuples follow.
+  refuse_pickle(from_type + "(" + from_type + "ctorch\nTensor\n(cpkg\nrun\nN" + id + "\x85Nt" + id + "\x85tR.",
+                "calls pkg.run");
   refuse_pickle(from_type + "(cpkg\nMake\n)Rctorch\nTensor\n)NtR.", "calls an object of pkg.Make");
-  refuse_pickle("cnumpy.random._pickle\n__randomstate_ctor\n" + id + "cos\nsystem\n\x86R.", "calls os.system");
-  refuse_pickle("cnumpy.random._pickle\n__generator_ctor\n" + id + "cos\nsystem\n\x86R.", "calls os.system");
+  refuse_pickle("cnumpy.random._pickle\n__randomstate_ctor\n" + id + "cpkg\nrun\n\x86R.", "calls pkg.run");
+  refuse_pickle("cnumpy.random._pickle\n__generator_ctor\n" + id + "cpkg\nrun\n\x86R.", "calls pkg.run");
   refuse_pickle("cnumpy.random._pickle\n__bit_generator_ctor\ncsubprocess\nPopen\n\x85R.", "calls subprocess.Popen");
   refuse_pickle(from_type + "(cpkg\nMake\nctorch\nTensor\n)NNtR.", "with too many arguments");
   std::string circle = from_type + "q\1";
@@ -167,9 +179,9 @@ TEST_CASE("What a known function is given to call is judged as if it were called
 
 TEST_CASE("Objects of unknown classes that are only built are data, and so are calls of classes with values") {
   for (const char* stream : {
-           "ctorch.distributed._mesh_layout\n_LayoutToCome\n)\x81}b.",               // NEWOBJ
-           "cpkg\nlowercase\n)\x81}b.",                                              // a function cannot be built
-           "cpkg\n_hidden\n)}\x92.",                                                 // NEWOBJ_EX
+           "ctorch.distributed._mesh_layout\n_LayoutToCome\n)\x81}b.",  // NEWOBJ
+           "cpkg\nlowercase\n)\x81}b.",                                 // without arguments: nothing to act on
+           "cpkg\n_hidden\n)}\x92.",                                    // NEWOBJ_EX
            "ccopy_reg\n_reconstructor\n(cpkg\n_hidden\nc__builtin__\nobject\nNtR.",  // the same in protocol 0
            "csignal\nSignals\nK\x0f\x85R.",                                          // an enum
            "cpkg\n_Settings\nK\x0f\x85R.",
@@ -184,7 +196,10 @@ TEST_CASE("Objects of unknown classes that are only built are data, and so are c
   const std::string lower = raw("c__builtin__\ngetattr\ncpkg\nOuter\nX\5\0\0\0inner\x86RK\1\x85R.");
   refuse_pickle(lower, "calls pkg.Outer.inner: loading this file in Python would run it");
   const std::string built = raw("csubprocess\n_execute\n)\x81.");
-  refuse_pickle(built, "calls subprocess._execute");
+  refuse_pickle(built, "names subprocess._execute");
+  // A class that getattr reads must stay as it is.
+  for (const char* change : {"}b.", "]a.", "NNs."})
+    refuse_pickle(nested.substr(0, nested.size() - 5) + change, "an object of pkg.Outer.Inner");
 }
 
 TEST_CASE("A member of an enum read by getattr is data, and nothing else that getattr reads is") {
@@ -200,7 +215,7 @@ TEST_CASE("A member of an enum read by getattr is data, and nothing else that ge
   }
   const std::string owner = "cpkg\nEnum\n";
   for (const std::string& stream :
-       {getattr("cos\nsystem\n", "A"), getattr("csubprocess\nPopen\n", "A"), getattr("cpkg\nmake\n", "A"),
+       {getattr("csubprocess\nPopen\n", "A"), getattr("cpkg\nmake\n", "A"),
         getattr("ctorch.serialization\n_get_layout\n", "A"), getattr("cpkg\n_\n", "A"), getattr(owner, "__init__"),
         getattr("X" + raw("\1\0\0\0a"), "A"), getattr(owner + ")R", "A"),
         "c__builtin__\ngetattr\n" + owner + raw("K\1\x86R"), "c__builtin__\ngetattr\n" + owner + "\x85R"})
@@ -216,12 +231,17 @@ TEST_CASE("A member of an enum read by getattr is data, and nothing else that ge
   refuse_pickle(getattr(outer, std::string(127, 'A')) + ")R)R.", "calls an object of");
 }
 
-TEST_CASE("What is only named, and never called, runs nothing") {
-  for (const std::string& module : {std::string("os"), std::string(256, 'a')}) {
-    const std::string stream = "c" + module + "\nsystem\n.";
+TEST_CASE("What is only named, and never called, runs nothing, but functions that run code are not even named") {
+  for (const auto& [module, name] :
+       {std::pair("subprocess", "Popen"), std::pair("torch._C._nn", "gelu"), std::pair("inspect", "_empty")}) {
+    const std::string stream = fmt::format("c{}\n{}\n.", module, name);
     const Pickle pickle = read_pickle(stream, "f");
-    CHECK(pickle.class_name(pickle.root()) == module + ".system");
+    CHECK(pickle.class_name(pickle.root()) == fmt::format("{}.{}", module, name));
   }
+  const std::string longest = "c" + std::string(256, 'a') + "\nsystem\n.";
+  CHECK(read_pickle(longest, "f").num_nodes() == 1);
+  refuse_pickle("cos\nsystem\n.", "names os.system, which runs code");
+  refuse_pickle("c__builtin__\ngetattr\ncos\nsystem\n.", "names os.system");
 }
 
 TEST_CASE("Deep nesting ends without using up the stack") {

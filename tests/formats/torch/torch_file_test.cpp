@@ -91,7 +91,7 @@ TEST_CASE("Bytes after the pickle are refused at their place") {
 
 TEST_CASE("Errors of the pickle name the byte of the file") {
   const std::string zip = torch_zip(stream(call("os", "system", {text("id")})), {});
-  CHECK(bad(zip, "os.system").offset_bytes() == zip.find("R."));
+  CHECK(bad(zip, "os.system").offset_bytes() == zip.find("cos\nsystem\n"));
 }
 
 TEST_CASE("A state dict comes in its own order, with what is no tensor left aside in one warning") {

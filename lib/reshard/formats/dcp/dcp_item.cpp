@@ -184,6 +184,16 @@ DcpItem DcpFile::find(const DcpBytes& object, const std::vector<std::string>& tr
   });
 }
 
+std::vector<PickleName> DcpFile::pickle_names(const DcpPlace& place, const std::vector<std::string>& transforms) {
+  if (bucket_) return {};
+  return find_in(path_, {}, [&] {
+    const std::string where =
+        fmt::format("bytes {} to {} of the file", place.offset_bytes, place.offset_bytes + place.length_bytes);
+    const Range range = open_range(place, transforms, kMostObjectBytes, where);
+    return read_at_offset(range.begin, [&] { return read_pickle_names(*range.item, path_); });
+  });
+}
+
 DcpFile::Range DcpFile::open_range(const DcpPlace& place, const std::vector<std::string>& transforms,
                                    std::uint64_t most_bytes, const std::string& where) {
   if (place.offset_bytes + place.length_bytes > source_->size_bytes())

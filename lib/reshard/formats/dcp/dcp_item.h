@@ -11,6 +11,7 @@
 
 #include "reshard/formats/common/container.h"
 #include "reshard/formats/dcp/dcp_metadata.h"
+#include "reshard/formats/pickle/pickle_contents.h"
 #include "reshard/io/files.h"
 #include "reshard/io/zstd_source.h"
 
@@ -50,6 +51,10 @@ class DcpFile {
   /// zip archive.
   /// \throws like the other overload, except for errors about tensors.
   DcpItem find(const DcpBytes& object, const std::vector<std::string>& transforms = {});
+
+  /// Returns the classes and functions of an item's pickle; none in a file of safetensors.
+  /// \throws Error like read_pickle_names, and like `find` for a place that cannot be read.
+  std::vector<PickleName> pickle_names(const DcpPlace& place, const std::vector<std::string>& transforms = {});
 
  private:
   struct Range;

@@ -161,11 +161,16 @@ class PickleCutOff : public Error {
   using Error::Error;
 };
 
+/// The stream runs code when Python loads it.
+class PickleRefused : public Error {
+ public:
+  explicit PickleRefused(Error error) : Error(std::move(error)) {}
+};
+
 /// Reads the pickle at the start of `stream`. The stream may be longer than the pickle, and must outlive the result
 /// (texts point into it until take_texts). `offset_bytes` is the offset of the stream in the file, for errors.
 /// `expected_nodes` reserves memory: growing would temporarily need twice as much.
-/// \throws Error kBadInput for a damaged stream, or one that runs code when Python loads it (the message names the
-///         code); kUnsupported for extension codes, out-of-band buffers and streams beyond the limits; PickleCutOff.
+/// \throws Error kBadInput for a damaged stream; PickleRefused, also kBadInput, naming the code; kUnsupported for extension codes, out-of-band buffers and streams beyond the limits; PickleCutOff.
 Pickle read_pickle(std::string_view stream, const std::filesystem::path& path, std::uint64_t offset_bytes = 0,
                    std::size_t expected_nodes = 0);
 

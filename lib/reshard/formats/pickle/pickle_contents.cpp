@@ -7,6 +7,8 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "reshard/formats/pickle/pickle_globals.h"
+
 namespace reshard {
 namespace {
 
@@ -23,7 +25,7 @@ class StorageSearch {
       const PickleRef node = open_.back();
       open_.pop_back();
       found = found || pickle_.kind(node) == PickleKind::kPersistentId;
-      if (seen_.size() > most_nodes) return true;
+      if (seen_.size() + pickle_.items(node).size() + pickle_.pairs(node).size() > most_nodes) return true;
       if (pickle_.is_object_of(node, "torch.distributed.device_mesh", "DeviceMesh")) continue;
       open(pickle_.args(node));
       open(pickle_.state(node));
@@ -70,6 +72,8 @@ std::vector<PickleName> pickle_names(const Pickle& pickle) {
       entry.is = Is::kRecorded;
     else if (count > 0)
       entry.is = std::min(entry.is, Is::kKnown);
+    else if (judge(pickle.global(of), PickleUse::kBuilt) == PickleVerdict::kRefused)
+      entry.is = Is::kOnlyNamedCode;
   }
   for (const std::string& name : with_storages) names.at(name).is = Is::kRecordedWithStorages;
   std::vector<PickleName> sorted;

@@ -14,6 +14,7 @@ struct PickleName {
   std::string name;           // "module.name"
   std::uint64_t objects = 0;  // number that Python would create with it; 0 if it is only named, such as a dtype
   enum class Is : std::uint8_t {
+    kOnlyNamedCode,         // of a module that runs code; no object is created with it
     kRecorded,              // an unknown class, whose objects are in the tree (Pickle::unknown_objects)
     kRecordedWithStorages,  // the same; some of its objects contain storages of tensors
     kKnown,                 // to read_pickle
@@ -21,7 +22,7 @@ struct PickleName {
   } is = Is::kOnlyNamed;
 };
 
-/// Returns the classes and functions of a pickle: recorded ones first, those that are only named last, then by name.
+/// Returns the classes and functions of a pickle, in the order of PickleName::Is, then by name.
 std::vector<PickleName> pickle_names(const Pickle& pickle);
 
 /// Returns the sorted names of unknown classes with objects that contain storages, whose meaning is unknown, too. A

@@ -38,6 +38,7 @@ constexpr PickleGlobal kKnown[] = {
     {"datetime", "timedelta"},
     {"datetime", "timezone"},
     {"deepspeed.utils.tensor_fragment", "fragment_address"},
+    {"inspect", "_empty"},
     {"neuronx_distributed.trainer.checkpoint", "_InternalTensorReference"},
     {"numpy", "dtype"},
     {"numpy", "ndarray"},
@@ -89,6 +90,13 @@ constexpr PickleGlobal kKnown[] = {
     {"torch.distributed._tensor.placement_types", "TensorMeta"},
     {"torch.distributed._tensor.placement_types", "_StridedShard"},
     {"torch.distributed.checkpoint.filesystem", "_StorageInfo"},
+    {"torch.distributed.checkpoint.metadata", "BytesStorageMetadata"},
+    {"torch.distributed.checkpoint.metadata", "ChunkStorageMetadata"},
+    {"torch.distributed.checkpoint.metadata", "Metadata"},
+    {"torch.distributed.checkpoint.metadata", "MetadataIndex"},
+    {"torch.distributed.checkpoint.metadata", "StorageMeta"},
+    {"torch.distributed.checkpoint.metadata", "TensorProperties"},
+    {"torch.distributed.checkpoint.metadata", "TensorStorageMetadata"},
     {"torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING"},
     {"torch.distributed.device_mesh", "DeviceMesh"},
     {"torch.distributed.remote_device", "_remote_device"},
@@ -106,19 +114,26 @@ constexpr PickleGlobal kKnown[] = {
 };
 
 constexpr PickleCaller kCallers[] = {
-    {{"copyreg", "_reconstructor"}, 0, PickleUse::kBuilt},
-    {{"numpy.random._pickle", "__bit_generator_ctor"}, 0, PickleUse::kCalled},
-    {{"numpy.random._pickle", "__generator_ctor"}, 1, PickleUse::kCalled},
-    {{"numpy.random._pickle", "__randomstate_ctor"}, 1, PickleUse::kCalled},
-    {{"torch._tensor", "_rebuild_from_type_v2"}, 0, PickleUse::kCalled},
+    {{"copyreg", "_reconstructor"}, 0, PickleUse::kBuilt, PickleCaller::Gets::kNothing},
+    {{"numpy.random._pickle", "__bit_generator_ctor"}, 0, PickleUse::kCalled, PickleCaller::Gets::kNothing},
+    {{"numpy.random._pickle", "__generator_ctor"}, 1, PickleUse::kCalled, PickleCaller::Gets::kItem},
+    {{"numpy.random._pickle", "__randomstate_ctor"}, 1, PickleUse::kCalled, PickleCaller::Gets::kItem},
+    {{"torch._tensor", "_rebuild_from_type_v2"}, 0, PickleUse::kCalled, PickleCaller::Gets::kTuple, 2},
 };
 
 /// Modules whose classes run code or write files, too (subprocess.Popen, io.FileIO), including everything in them.
 constexpr std::string_view kRunsCode[] = {
+    "_ctypes",
+    "_functools",
     "_io",
+    "_multiprocessing",
+    "_operator",
     "_pickle",
     "_posixsubprocess",
     "_pyrepl",
+    "_socket",
+    "_sqlite3",
+    "_ssl",
     "_winapi",
     "aiohttp",
     "asyncio",
@@ -150,11 +165,13 @@ constexpr std::string_view kRunsCode[] = {
     "importlib",
     "inspect",
     "io",
+    "itertools",
     "joblib",
     "lib2to3",
     "linecache",
     "logging",
     "lzma",
+    "mailbox",
     "marshal",
     "mmap",
     "multiprocessing",
@@ -163,7 +180,9 @@ constexpr std::string_view kRunsCode[] = {
     "ntpath",
     "operator",
     "os",
+    "paramiko",
     "pdb",
+    "pexpect",
     "pickle",
     "pip",
     "pkgutil",
@@ -173,7 +192,9 @@ constexpr std::string_view kRunsCode[] = {
     "posix",
     "posixpath",
     "profile",
+    "psutil",
     "pty",
+    "ptyprocess",
     "pydoc",
     "requests",
     "runpy",
@@ -193,6 +214,15 @@ constexpr std::string_view kRunsCode[] = {
     "tempfile",
     "threading",
     "timeit",
+    "tkinter",
+    "torch.distributed.elastic",
+    "torch.distributed.rpc",
+    "torch.hub",
+    "torch.multiprocessing",
+    "torch.package",
+    "torch.utils.cpp_extension",
+    "torch.utils.data",
+    "torch.utils.tensorboard",
     "trace",
     "types",
     "urllib",
@@ -205,8 +235,13 @@ constexpr std::string_view kRunsCode[] = {
     "zipimport",
 };
 
+/// Whether the module, or one that contains it, is listed.
 bool runs_code(std::string_view module) {
-  return std::find(std::begin(kRunsCode), std::end(kRunsCode), module) != std::end(kRunsCode);
+  for (std::size_t end = module.find('.'); true; end = module.find('.', end + 1)) {
+    if (std::find(std::begin(kRunsCode), std::end(kRunsCode), module.substr(0, end)) != std::end(kRunsCode))
+      return true;
+    if (end == module.npos) return false;
+  }
 }
 
 bool is_class_name(std::string_view name) {
@@ -219,7 +254,7 @@ bool is_class_name(std::string_view name) {
 PickleVerdict judge(const PickleGlobal& global, PickleUse use) {
   for (const PickleGlobal& known : kKnown)
     if (global.module == known.module && global.name == known.name) return PickleVerdict::kKnown;
-  if (runs_code(global.module.substr(0, global.module.find('.')))) return PickleVerdict::kRefused;
+  if (runs_code(global.module)) return PickleVerdict::kRefused;
   // A dotted name traverses the attributes of the module: `torch` `os.system` is `os.system`.
   std::string_view last = global.name;
   for (std::size_t dot = last.find('.'); dot != last.npos; dot = last.find('.')) {
@@ -232,6 +267,12 @@ PickleVerdict judge(const PickleGlobal& global, PickleUse use) {
 bool is_inert_class(const PickleGlobal& global) {
   return is_class_name(global.name.substr(global.name.rfind('.') + 1)) &&
          judge(global, PickleUse::kCalled) != PickleVerdict::kRefused;
+}
+
+bool is_code(const PickleGlobal& global) {
+  const bool is_getattr = global.module == "builtins" && global.name == "getattr";  // judged by what it reads
+  return judge(global, PickleUse::kBuilt) == PickleVerdict::kRefused && !is_getattr &&
+         !is_class_name(global.name.substr(global.name.rfind('.') + 1));
 }
 
 const PickleCaller* caller(const PickleGlobal& global) {

@@ -10,8 +10,8 @@ namespace reshard {
 
 /// How a pickle makes an object of a global.
 enum class PickleUse : std::uint8_t {
-  kBuilt,   // NEWOBJ: Python creates an object of a class and sets its attributes; functions cannot be used
-  kCalled,  // REDUCE, INST, OBJ: Python calls a class or a function
+  kBuilt,   // NEWOBJ without arguments: Python creates an object of a class and sets its attributes
+  kCalled,  // REDUCE, INST, OBJ, and NEWOBJ with arguments, which classes written in C act on
 };
 
 /// What an object of a global is here.
@@ -29,11 +29,17 @@ PickleVerdict judge(const PickleGlobal& global, PickleUse use);
 /// as nothing calls them.
 bool is_inert_class(const PickleGlobal& global);
 
+/// Whether `global` is a function of a module that runs code. Pickles of data do not even name one.
+bool is_code(const PickleGlobal& global);
+
 /// What a known global does with one of its arguments.
 struct PickleCaller {
   PickleGlobal global;
-  std::size_t argument;  // its index
+  std::size_t argument;  // index of the one that it calls or builds
   PickleUse use;
+  /// What the call gets: the items of the tuple with this index, the argument with this index, or nothing.
+  enum class Gets : std::uint8_t { kTuple, kItem, kNothing } gets;
+  std::size_t given = 0;
 };
 
 /// Returns what `global` calls or builds; null if it is no known global that does.

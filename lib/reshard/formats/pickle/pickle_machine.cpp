@@ -10,6 +10,7 @@
 
 #include "reshard/base/strings.h"
 #include "reshard/formats/pickle/pickle.h"
+#include "reshard/formats/pickle/pickle_calls.h"
 #include "reshard/formats/pickle/pickle_cursor.h"
 #include "reshard/formats/pickle/pickle_globals.h"
 
@@ -68,10 +69,6 @@ class PickleMachine {
   void count_links(std::size_t more);
   void append(PickleKind target_kind, const Nodes& items);
   void set_items(const Nodes& keys_and_values);
-  PickleRef unknown_class(PickleRef callee, PickleRef args, PickleUse use) const;
-  PickleVerdict judge_nested(PickleRef callee, PickleUse use) const;
-  bool reads_inert_attribute(PickleRef callee, PickleRef args) const;
-  Error refused(PickleRef callee) const;
   void memoize(std::uint64_t index);
   void recall(std::uint64_t index);
   std::uint64_t index_line();
@@ -112,9 +109,6 @@ constexpr std::uint64_t kMixer = 0x9e3779b97f4a7c15;  // golden ratio: spreads m
 constexpr std::size_t kMaxNodes = std::size_t{3} << 24;
 constexpr std::size_t kMaxLinks = std::size_t{5} << 24;
 constexpr std::size_t kMaxStack = std::size_t{1} << 22;  // picklers push a thousand items at a time, or one tuple
-constexpr std::size_t kMaxNameBytes = 256;               // module or global: names are compared and copied
-constexpr int kMostCallers = 4;                          // nested calls; torch's have two
-constexpr std::size_t kMostCallerArgs = 4;
 
 }  // namespace
 
@@ -170,9 +164,13 @@ PickleRef PickleMachine::add(const Node& node) {
 }
 
 PickleRef PickleMachine::add_global(std::string_view module, std::string_view name) {
-  if (module.size() > kMaxNameBytes || name.size() > kMaxNameBytes)
+  if (module.size() > kMaxPickleNameBytes || name.size() > kMaxPickleNameBytes)
     throw cursor_.bad("imports a name of " + std::to_string(std::max(module.size(), name.size())) + " bytes");
-  pickle_.globals_.push_back({python3_module(module), name});
+  const PickleGlobal global{python3_module(module), name};
+  if (is_code(global))
+    throw refusal(cursor_,
+                  "names " + printable(fmt::format("{}.{}", global.module, global.name)) + ", which runs code");
+  pickle_.globals_.push_back(global);
   Node node{.kind = PickleKind::kGlobal};
   node.integer = static_cast<std::int64_t>(pickle_.globals_.size() - 1);
   return add(node);
@@ -259,7 +257,7 @@ void PickleMachine::push_tuple_of(std::size_t size) {
 }
 
 void PickleMachine::push_object(PickleRef callee, PickleRef args, PickleUse use) {
-  const PickleRef unknown = unknown_class(callee, args, use);
+  const PickleRef unknown = validate_call(pickle_, cursor_, callee, args, use);
   push(add({.kind = PickleKind::kObject, .number = callee, .parts = {.first = args}}));
   if (unknown != kNoNode) pickle_.unknown_objects_.push_back({top(), unknown});
 }
@@ -293,7 +291,7 @@ void PickleMachine::count_links(std::size_t more) {
 /// Appends to the list or set at the top of the stack, or to an object, which may be either.
 void PickleMachine::append(PickleKind target_kind, const Nodes& items) {
   Node& target = pickle_.nodes_[top()];
-  if (target.kind != target_kind && target.kind != PickleKind::kObject)
+  if ((target.kind != target_kind && target.kind != PickleKind::kObject) || is_read_by_getattr(pickle_, top()))
     throw cursor_.bad("appends to " + pickle_.describe(top()));
   count_links(items.size());
   if (items.empty()) return;
@@ -308,7 +306,7 @@ void PickleMachine::append(PickleKind target_kind, const Nodes& items) {
 
 void PickleMachine::set_items(const Nodes& keys_and_values) {
   Node& target = pickle_.nodes_[top()];
-  if (target.kind != PickleKind::kDict && target.kind != PickleKind::kObject)
+  if ((target.kind != PickleKind::kDict && target.kind != PickleKind::kObject) || is_read_by_getattr(pickle_, top()))
     throw cursor_.bad("sets items of " + pickle_.describe(top()));
   if (keys_and_values.size() % 2 != 0) throw cursor_.bad("sets a key without a value");
   count_links(keys_and_values.size());
@@ -349,60 +347,6 @@ Pickle::Filled& PickleMachine::filled(Node& object) {
     object.is_filled = true;
   }
   return pickle_.filled_[object.number];
-}
-
-/// Checks the callee, and the callables that it calls. Returns the one that is an unknown class, or kNoNode.
-PickleRef PickleMachine::unknown_class(PickleRef callee, PickleRef args, PickleUse use) const {
-  PickleRef unknown = kNoNode;
-  for (int depth = 0; depth < kMostCallers; ++depth) {
-    const bool is_global = pickle_.kind(callee) == PickleKind::kGlobal;
-    if (is_global && pickle_.kind(args) != PickleKind::kTuple)
-      throw cursor_.bad("calls a function with " + pickle_.describe(args) + " instead of arguments");
-    if (is_global && reads_inert_attribute(callee, args)) return unknown;
-    const PickleVerdict verdict = is_global ? judge(pickle_.global(callee), use) : judge_nested(callee, use);
-    if (verdict == PickleVerdict::kRefused) throw refused(callee);
-    if (verdict == PickleVerdict::kRecorded) unknown = callee;
-    const PickleCaller* const calls = is_global ? caller(pickle_.global(callee)) : nullptr;
-    const auto items = pickle_.items(args);
-    if (calls == nullptr || calls->argument >= items.size()) return unknown;
-    if (items.size() > kMostCallerArgs)
-      throw cursor_.bad("calls " + pickle_.class_name(callee) + " with too many arguments");
-    const PickleKind kind = pickle_.kind(items[calls->argument]);
-    if (kind != PickleKind::kGlobal && kind != PickleKind::kObject) return unknown;  // text and numbers are not called
-    callee = items[calls->argument];
-    use = calls->use;
-    for (const PickleRef item : items)
-      if (pickle_.kind(item) == PickleKind::kTuple) args = item;  // the arguments of the inner call
-  }
-  throw cursor_.bad("has calls nested more deeply than any pickler writes");
-}
-
-/// Python 3.11.0 to 3.11.3 pickle a member of an enum as `getattr` of its class.
-bool PickleMachine::reads_inert_attribute(PickleRef callee, PickleRef args) const {
-  const auto items = pickle_.items(args);
-  return pickle_.is_global(callee, "builtins", "getattr") && items.size() == 2 &&
-         pickle_.kind(items[0]) == PickleKind::kGlobal && is_inert_class(pickle_.global(items[0])) &&
-         pickle_.kind(items[1]) == PickleKind::kString && !pickle_.text(items[1]).starts_with("_");
-}
-
-/// Protocols before 4 pickle a nested class as an attribute: ShardedTensor.ProcessGroupState.
-PickleVerdict PickleMachine::judge_nested(PickleRef callee, PickleUse use) const {
-  if (pickle_.kind(callee) != PickleKind::kObject ||
-      !reads_inert_attribute(pickle_.callee(callee), pickle_.args(callee)))
-    throw cursor_.bad("calls " + pickle_.describe(callee));
-  const auto items = pickle_.items(pickle_.args(callee));
-  const PickleGlobal outer = pickle_.global(items[0]);
-  if (pickle_.text(items[1]).size() > kMaxNameBytes)
-    throw cursor_.bad(fmt::format("calls an attribute with a name of {} bytes", pickle_.text(items[1]).size()));
-  const std::string name = fmt::format("{}.{}", outer.name, pickle_.text(items[1]));
-  return judge({outer.module, name}, use);
-}
-
-Error PickleMachine::refused(PickleRef callee) const {
-  return cursor_.bad("calls " + printable(pickle_.class_name(callee)) + ": loading this file in Python would run it")
-      .hint(
-          "no state dict needs this call: do not load the file with torch.load(weights_only=False); ask its author for "
-          "the state dict alone, or for safetensors");
 }
 
 /// Picklers number their memo from 0, with an opcode of at least one byte each, so no valid index exceeds the position.
@@ -487,10 +431,10 @@ void PickleMachine::reduce(PickleUse use) {
   push_object(pop(), args, use);
 }
 
-/// NEWOBJ_EX: ignores keyword arguments; no supported object has any.
+/// NEWOBJ_EX: drops keyword arguments; no supported object has any.
 void PickleMachine::build_with_keywords() {
-  pop();
-  reduce(PickleUse::kBuilt);
+  const bool has_keywords = !pickle_.pairs(pop()).empty();
+  reduce(has_keywords ? PickleUse::kCalled : PickleUse::kBuilt);
 }
 
 void PickleMachine::inst() {
@@ -511,7 +455,8 @@ void PickleMachine::obj() {
 void PickleMachine::build() {
   const PickleRef state = pop();
   Node& object = pickle_.nodes_[top()];
-  if (object.kind != PickleKind::kObject) throw cursor_.bad("sets the attributes of " + pickle_.describe(top()));
+  if (object.kind != PickleKind::kObject || is_read_by_getattr(pickle_, top()))
+    throw cursor_.bad("sets the attributes of " + pickle_.describe(top()));
   if (object.parts.second != kNoNode) throw cursor_.bad("sets the attributes of an object twice");
   object.parts.second = state;
 }

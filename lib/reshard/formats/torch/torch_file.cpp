@@ -169,6 +169,7 @@ TorchFile read_torch_stream(const Source& source, const std::filesystem::path& p
 
 constexpr std::size_t kFirstLookBytes = 512;  // a tar's magic is at 257
 constexpr std::uint64_t kMaxByteorderBytes = 16;
+constexpr std::uint64_t kMostUnmarkedBytes = std::uint64_t{64} << 20;  // of a pickle of protocol 0
 
 Error bad_file(const fs::path& path, std::string message) {
   return Error(ErrorKind::kBadInput, std::move(message)).in(path);
@@ -263,6 +264,25 @@ TorchFile read_torch_archive(const Source& source, const fs::path& path) {
   return {path, source.size_bytes(), std::move(bytes), std::move(pickle), std::move(storages), std::move(metadata)};
 }
 
+/// Whether a zip archive has torch's pickle, wherever it is in the archive. True if the archive is damaged.
+bool holds_torch_archive(const Source& source, const fs::path& path) {
+  try {
+    const ZipDirectory zip = read_zip(source, path);
+    return std::any_of(zip.entries().begin(), zip.entries().end(),
+                       [](const ZipEntry& entry) { return entry.name.ends_with("/data.pkl"); });
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::kIo) throw;
+    return true;
+  }
+}
+
+/// Returns the classes and functions of the pickle at the start of a file.
+std::vector<PickleName> read_bare_pickle(const Source& source, const fs::path& path) {
+  std::vector<char> stream(std::min(source.size_bytes(), kMaxPickleBytes));
+  source.read_at(0, std::as_writable_bytes(std::span(stream)));
+  return pickle_names(read_pickle({stream.data(), stream.size()}, path));
+}
+
 }  // namespace
 
 TorchFile::TorchFile(fs::path path, std::uint64_t size_bytes, std::vector<char> stream, Pickle pickle,
@@ -283,19 +303,33 @@ TorchFile read_torch_file(const Source& source, const fs::path& path) {
       .hint("the file is damaged, or something is in front of it: fetch it again");
 }
 
-bool starts_with_pickle(std::string_view start) {
-  if (start.starts_with("PK\3\4")) return start.find("/data.pkl") != start.npos;  // which torch writes first
-  return start.size() > 1 && start[0] == '\x80' && start[1] >= 2 && start[1] <= 5 &&
-         !looks_like_safetensors(start, UINT64_MAX);
+bool is_safetensors(const Source& source) {
+  return looks_like_safetensors(first_bytes(source, kFirstLookBytes), source.size_bytes());
+}
+
+bool holds_pickle(const Source& source, const fs::path& path) {
+  const std::string start = first_bytes(source, kFirstLookBytes);
+  if (looks_like_safetensors(start, source.size_bytes())) return false;
+  if (start.starts_with("PK\3\4")) return holds_torch_archive(source, path);
+  if (start.size() > 1 && start[0] == '\x80' && start[1] >= 2 && start[1] <= 5) return true;
+  if (source.size_bytes() > kMostUnmarkedBytes) return false;
+  try {
+    read_bare_pickle(source, path);
+  } catch (const PickleRefused&) {
+    return true;
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::kIo) throw;
+    return false;
+  }
+  return true;
 }
 
 std::vector<PickleName> read_pickle_names(const Source& source, const fs::path& path) {
   const std::string start = first_bytes(source, kFirstLookBytes);
-  if (start.find(kMagicBytes) != start.npos || !start.starts_with('\x80'))
+  const bool is_stream = start.find(kMagicBytes) != start.npos || start.find(kMagicDigits) != start.npos;
+  if (is_stream || start.starts_with("PK\3\4") || !holds_pickle(source, path))
     return pickle_names(read_torch_file(source, path).pickle());
-  std::vector<char> stream(std::min(source.size_bytes(), kMaxPickleBytes));
-  source.read_at(0, std::as_writable_bytes(std::span(stream)));
-  return pickle_names(read_pickle({stream.data(), stream.size()}, path));
+  return read_bare_pickle(source, path);
 }
 
 }  // namespace reshard

@@ -6,7 +6,6 @@
 #include <filesystem>
 #include <span>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "reshard/formats/common/container.h"
@@ -68,8 +67,12 @@ class TorchFile {
 ///         for TorchScript, big-endian files and formats before torch 0.1.10; kIo.
 TorchFile read_torch_file(const Source& source, const std::filesystem::path& path);
 
-/// Whether a file that begins with `start` is one of torch.save, or a pickle by itself.
-bool starts_with_pickle(std::string_view start);
+/// Whether a file begins like one of safetensors, whatever its name.
+bool is_safetensors(const Source& source);
+
+/// Whether a file is one of torch.save, or a pickle by itself. Reads files that begin like neither as pickles of
+/// protocol 0, which have no mark, if they are small enough.
+bool holds_pickle(const Source& source, const std::filesystem::path& path);
 
 /// Returns the classes and functions of a file of torch.save, or of a pickle by itself, such as `.metadata` of DCP.
 /// \throws Error like read_torch_file.
