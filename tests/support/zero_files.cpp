@@ -178,7 +178,8 @@ class Writer {
                           {"frozen_param_fragments", dict(fragments)},
                           {"shared_params", dict({})},
                           {"dp_world_size", number(ranks_)},
-                          {"mp_world_size", number(1)}}));
+                          {"mp_world_size", number(1)},
+                          {"global_steps", number(model_.global_steps)}}));
   }
 
   fs::path folder_;

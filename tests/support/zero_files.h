@@ -18,6 +18,7 @@ struct ZeroModel {
   TensorMap module;   // of all of them, bf16, and buffers
   std::vector<std::string> buffers = {"steps"};
   std::uint64_t alignment_elems = 1;  // where trained parameters begin in a group of stages 1 and 2 (DeepSpeed PR 8277)
+  std::int64_t global_steps = 20;     // trained
   bool lean_ranks = false;            // padding is left out of all ranks that have some (PR 6974), not of the last only
 };
 

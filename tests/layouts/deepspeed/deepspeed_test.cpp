@@ -273,6 +273,18 @@ TEST_CASE("Files of two checkpoints are refused") {
          return Refusal{.path = rank_model_file(folder, 1),
                         .says = "its \"param_shapes\" differs from that of zero_pp_rank_0_mp_rank_00_model_states.pt"};
        }},
+      {"ranks of two steps", 3, 2,
+       [](const fs::path& folder) {
+         ZeroModel earlier = small_model();
+         earlier.global_steps = 10;
+         Random random(2);
+         write_zero(folder.parent_path() / "other", earlier, 3, 2, 1, random);
+         copy_over(rank_model_file(folder.parent_path() / "other", 1), rank_model_file(folder, 1));
+       },
+       [](const fs::path& folder) {
+         return Refusal{.path = rank_model_file(folder, 1),
+                        .says = "its \"global_steps\" differs from that of zero_pp_rank_0_mp_rank_00_model_states.pt"};
+       }},
       {"two stages", 3, 2,
        [](const fs::path& folder) { copy_over(other_save(folder, 2, 2, 5) / kModelFile, folder / kModelFile); },
        saying({"of ZeRO 1 or 2 and", "of ZeRO 3"})},

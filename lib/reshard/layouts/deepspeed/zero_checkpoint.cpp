@@ -128,6 +128,7 @@ void validate_same(const ZeroModelStates& first, const ZeroModelStates& other) {
   };
   if (other.groups != first.groups) refuse("param_shapes");
   if (other.frozen != first.frozen) refuse("frozen_param_shapes");
+  if (other.global_steps != first.global_steps) refuse("global_steps");
 }
 
 /// Assembles a checkpoint from the files of a tag folder.

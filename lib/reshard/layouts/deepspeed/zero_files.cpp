@@ -273,6 +273,9 @@ ZeroModelStates read_zero_model_states(Files& files, const fs::path& path) {
     states.shared = read_shared(reader, shared);
   if (const PickleRef size = reader.get(root, "mp_world_size"); size != kNoNode)
     states.model_parallel_size = reader.number(size, "mp_world_size");
+  if (const PickleRef steps = reader.get(root, "global_steps");
+      steps != kNoNode && reader.pickle().kind(steps) == PickleKind::kInt)
+    states.global_steps = reader.pickle().integer(steps);
   return states;
 }
 

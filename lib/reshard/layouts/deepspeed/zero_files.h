@@ -33,6 +33,7 @@ struct ZeroModelStates {
   std::vector<TensorEntry> frozen_fragments;                // whole tensors; in stage 3, this rank's part as one dim
   std::vector<std::pair<std::string, std::string>> shared;  // another name → the stored name
   std::uint64_t model_parallel_size = 1;
+  std::optional<std::int64_t> global_steps;  // number of steps that were trained, if recorded
 };
 
 /// A parameter's range in a rank's partition: `count` elements from `begin` on.
