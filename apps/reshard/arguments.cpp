@@ -401,11 +401,9 @@ void add_cast(Command command, CastArguments& arguments) {
   add(command, "--cast-all", arguments.all);
 }
 
-void validate_cast(const CastArguments& arguments, bool casts_anyway) {
+void validate_cast(const CastArguments& arguments) {
   if (arguments.all && arguments.dtype.empty())
     throw Error(ErrorKind::kUsage, "--cast-all needs --dtype: what shall tensors be cast to?");
-  if (arguments.overflow_given && arguments.dtype.empty() && !casts_anyway)
-    throw Error(ErrorKind::kUsage, "--overflow needs --dtype: without it nothing is cast");
 }
 
 namespace {

@@ -125,13 +125,11 @@ struct CastArguments {
   std::string dtype;
   bool all = false;  // also integers and booleans
   std::string overflow = "saturate";
-  bool overflow_given = false;
 };
 /// Adds --dtype, --cast-all and --overflow.
 void add_cast(Command command, CastArguments& arguments);
-/// `casts_anyway`: the layout casts tensors itself.
-/// \throws Error kUsage for --overflow or --cast-all if nothing is cast.
-void validate_cast(const CastArguments& arguments, bool casts_anyway);
+/// \throws Error kUsage for --cast-all without --dtype.
+void validate_cast(const CastArguments& arguments);
 /// \returns std::nullopt without --dtype.
 /// \throws Error kUsage.
 std::optional<DType> dtype_of(const CastArguments& arguments);

@@ -31,7 +31,7 @@ Request request_of(const ConsolidateArguments& arguments) {
   request.source.extra = extra_tensors_of(arguments.source);
   request.target = target_request(arguments.target, "--to", is_whole);
   if (!arguments.output_directory.empty()) request.output_directory = arguments.output_directory;
-  validate_cast(arguments.cast, false);
+  validate_cast(arguments.cast);
   request.dtype = dtype_of(arguments.cast);
   request.cast_all = arguments.cast.all;
   request.names = name_rules(arguments.selection);
@@ -62,7 +62,6 @@ void add_consolidate(Command app, Together& together) {
     // An unset variable of a script must not mean the default.
     if (output.count() > 0 && arguments->output_directory.empty())
       throw Error(ErrorKind::kUsage, "OUT_DIR is empty").hint("leave it out to write next to the shards folder");
-    arguments->cast.overflow_given = command.count("--overflow") > 0;
     RunOptions options =
         run_options(*arguments, arguments->replicas);  // reports a wrong option before anything is read
     options.overflow = overflow_of(arguments->cast);

@@ -57,8 +57,7 @@ void validate_options_of(const ConvertArguments& arguments, const Layout& layout
 /// \param layout  null if it is the source's, which is not known yet.
 void validate_options(const ConvertArguments& arguments, const Layout* layout) {
   if (layout != nullptr) validate_options_of(arguments, *layout);
-  const bool casts = layout != nullptr && layout->traits().casts_to_config_dtype;
-  validate_cast(arguments.cast, casts);
+  validate_cast(arguments.cast);
 }
 
 Request request_of(const ConvertArguments& arguments) {
@@ -113,7 +112,6 @@ void add_convert(Command app, Together& together) {
   add_common(command, *arguments);
   command.callback([arguments, command, &together] {
     arguments->layout_given = command.count("--to") > 0;
-    arguments->cast.overflow_given = command.count("--overflow") > 0;
     arguments->lora_fuse_given = command.count("--lora-fuse") > 0;
     RunOptions options =
         run_options(*arguments, arguments->replicas);  // reports a wrong option before anything is read

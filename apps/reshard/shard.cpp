@@ -97,7 +97,7 @@ Request request_of(const ShardArguments& arguments, bool layout_given) {
   if (arguments.lora_fuse_given) request.target.lora_fuse = parse_lora_fuse(arguments.lora_fuse);
   if (!request.target.tp && !request.target.layout->traits().needs_no_mesh())
     throw Error(ErrorKind::kUsage, "--tp is required: the number of tensor-parallel ranks");
-  validate_cast(arguments.cast, request.target.layout->traits().casts_to_config_dtype);
+  validate_cast(arguments.cast);
   request.dtype = dtype_of(arguments.cast);
   if (request.dtype && compiled_dtype && *request.dtype != *compiled_dtype)
     throw Error(ErrorKind::kUsage, std::string("--dtype contradicts the compiled model, which has ") +
@@ -138,7 +138,6 @@ void add_shard(Command app, Together& together) {
   add_common(command, *arguments);
   command.callback([arguments, command, &together] {
     arguments->lora_fuse_given = command.count("--lora-fuse") > 0;
-    arguments->cast.overflow_given = command.count("--overflow") > 0;
     RunOptions options = run_options(*arguments);  // reports a wrong option before anything is read
     options.overflow = overflow_of(arguments->cast);
     run_job(

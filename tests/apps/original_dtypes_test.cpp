@@ -57,7 +57,8 @@ TEST_CASE("Tensors that were float32 or quantised before training stay as they w
   run.dtypes.erase("model.embed_tokens.weight");
   const ProgramResult mixed = run_well({"consolidate", run.source(), run.out()});
   CHECK_THAT(mixed.err, Says("note: 9 tensors are cast to BF16") &&
-                            Says("1 tensor was quantised before training, and stays as saved: lm_head.weight"));
+                            Says("has F8_E4M3 for 1 tensor, which stays as saved: lm_head.weight") &&
+                            Says("has nothing for 1 tensor, which stays as saved: model.embed_tokens.weight"));
   const TensorMap found = read_model(run.out());
   for (const auto& [name, tensor] : run.original) {
     CAPTURE(name);
@@ -68,6 +69,13 @@ TEST_CASE("Tensors that were float32 or quantised before training stay as they w
   run_well({"consolidate", run.source(), run.out(), "--dtype", "bfloat16", "--force"});
   for (const auto& [name, tensor] : read_model(run.out()))
     CHECK(tensor.dtype == (name == "model.norm.weight" ? DType::kF32 : DType::kBF16));
+}
+
+TEST_CASE("A model that was float32 before training is cast as any other") {
+  Trained run;
+  for (auto& [name, dtype] : run.dtypes.items()) dtype = "F32";
+  run_well({"consolidate", run.source(), run.out(), "--dtype", "bfloat16"});
+  CHECK((read_model(run.out()) == run.original));
 }
 
 TEST_CASE("A run that goes on keeps the dtypes that it was saved in") {

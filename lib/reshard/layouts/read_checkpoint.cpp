@@ -156,6 +156,7 @@ void validate_no_number(Files& files, const Checkpoint& checkpoint, ConfigUse us
 /// a note on names; reading the file has noted what it records.
 void validate_no_rank(Files& files, Checkpoint& checkpoint, ConfigUse use) {
   if (checkpoint.has_ranks()) return;
+  validate_no_part(checkpoint.path, checkpoint.file_metadata, use);
   const auto recorded = std::find_if(checkpoint.map.files.begin(), checkpoint.map.files.end(),
                                      [](const SourceFile& file) { return file.record.has_value(); });
   if (recorded != checkpoint.map.files.end()) {
@@ -178,7 +179,9 @@ Container read_lone_file(Files& files, const fs::path& path, Format format) {
   try {
     return read_container(files, path, format);
   } catch (Error& error) {
-    if (error.kind() != ErrorKind::kIo) refuse_part(files, path);
+    if (error.kind() != ErrorKind::kIo)
+      if (const auto part = explain_part(files, path)) throw Error(*part);
+    if (error.kind() == ErrorKind::kBadInput) refuse_strange_files(files, path);
     const auto owns = [&](const Layout* layout) {
       return layout->traits().needs_no_mesh() && layout->owns(files, path.parent_path(), path.filename().string());
     };
@@ -275,8 +278,10 @@ Checkpoint read_peft_directory(Files& files, const fs::path& directory, const Pe
 /// Returns the adapter that PEFT saved in the folder of a step, next to the training state `shards`, if both exist. The
 /// adapter is the checkpoint: the training state has the same adapter, or the base model with it.
 std::optional<fs::path> finished_adapter(Files& files, const fs::path& path, const std::optional<FoundLayout>& shards) {
-  if (!shards || shards->is_empty || !shards->layout->traits().needs_no_mesh()) return std::nullopt;
-  return peft_names_in(files, path).own;
+  if (!shards || shards->is_empty || shards->path == path || !shards->layout->traits().needs_no_mesh())
+    return std::nullopt;
+  const PeftNames names = peft_names_in(files, path);
+  return names.own || names.folders.empty() ? names.own : std::optional(path / names.folders.front());
 }
 
 /// Notes a sharded checkpoint in a directory whose Hugging Face weights were read.
@@ -498,10 +503,16 @@ Checkpoint checkpoint_at(Files& files, const fs::path& path, const ReadContext& 
   if (!whole && finished_adapter(files, path, shards)) {
     Checkpoint adapter = read_peft_directory(files, path, peft_names_in(files, path), context);
     adapter.notes.push_back(
-        fmt::format("the state of the adapter's training, in {}, is left out", shards->path.string()));
+        fmt::format("the training state next to the adapter is left out; to read it, give {}", shards->path.string()));
     return adapter;
   }
-  if (shards && (!whole || whole->is_empty)) return read(files, *shards, context);
+  if (shards && (!whole || whole->is_empty)) {
+    Checkpoint checkpoint = read(files, *shards, context);
+    if (const auto adapter = peft_names_in(files, path).own)
+      checkpoint.notes.push_back(
+          fmt::format("there is also an adapter, which is left out; to read it, give {}", adapter->string()));
+    return checkpoint;
+  }
   if (!shards && !whole) {
     const PeftNames names = peft_names_in(files, path);
     if (names.own || (!names.folders.empty() && folders_with_checkpoints(files, path).empty()))

@@ -10,6 +10,7 @@
 #include "reshard/base/error.h"
 #include "reshard/base/json.h"
 #include "reshard/base/strings.h"
+#include "reshard/formats/dcp/dcp_shards.h"
 #include "reshard/formats/safetensors/hf_index.h"
 #include "reshard/io/files.h"
 #include "reshard/layouts/core/config_model.h"
@@ -204,6 +205,18 @@ void recognise_quantization(Files& files, Checkpoint& checkpoint, std::vector<Co
       if (!is_known(tensor.name) && is_known(prefix + tensor.name)) tensor.name.insert(0, prefix);
 }
 
+void validate_no_part(const std::filesystem::path& path, const FileMetadata& metadata, ConfigUse use) {
+  Container file;
+  file.metadata = metadata;
+  if (use != ConfigUse::kLenient && has_saved_offsets(file))
+    throw Error(ErrorKind::kBadInput, "contains one rank's part of each tensor, as its metadata records")
+        .in(path)
+        .hint(
+            "give the directory that contains the files of all ranks under the names that they were saved with, such "
+            "as "
+            "shard-00001-model-00001-of-00001.safetensors");
+}
+
 Checkpoint read_whole_files(Files& files, Checkpoint checkpoint, const std::vector<Container>& containers,
                             const ReadContext& context) {
   std::unordered_set<std::string_view> names;
@@ -216,6 +229,7 @@ Checkpoint read_whole_files(Files& files, Checkpoint checkpoint, const std::vect
   unpack_experts(checkpoint, context);
   settle_ties(files, checkpoint);
   take_records(containers, checkpoint);
+  for (const Container& file : containers) validate_no_part(file.path, file.metadata, context.use);
   if (containers.size() == 1) checkpoint.file_metadata = containers.front().metadata;
   FileWarnings warnings;
   for (const Container& file : containers) warnings.add(file.path.filename().string(), file.warnings);

@@ -136,6 +136,10 @@ void order_tensors(Checkpoint& checkpoint);
 void recognise_quantization(Files& files, Checkpoint& checkpoint, std::vector<Container>& containers,
                             const ReadContext& context);
 
+/// \throws Error kBadInput if the metadata of a file with whole tensors shows that it has one rank's part of each, unless
+///         `use` is kLenient.
+void validate_no_part(const std::filesystem::path& path, const FileMetadata& metadata, ConfigUse use);
+
 /// Reads a checkpoint of whole tensors from `containers`.
 Checkpoint read_whole_files(Files& files, Checkpoint checkpoint, const std::vector<Container>& containers,
                             const ReadContext& context);

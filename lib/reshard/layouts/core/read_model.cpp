@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "reshard/base/error.h"
+#include "reshard/base/json.h"
 #include "reshard/base/strings.h"
 #include "reshard/io/files.h"
 #include "reshard/layouts/core/config_model.h"
@@ -17,6 +18,7 @@
 #include "reshard/layouts/core/tied_tensors.h"
 #include "reshard/specs/config/model_config.h"
 #include "reshard/specs/model/language_model.h"
+#include "reshard/specs/model/quantization.h"
 
 namespace reshard {
 namespace {
@@ -38,6 +40,28 @@ void validate_trained(Checkpoint& checkpoint) {
         std::any_of(logical.begin(), logical.end(), [](const LogicalTensor& one) { return is_of_peft(one.name); }))
       error.hint(kHintForPeft);
     throw;
+  }
+}
+
+/// Reads the model of a checkpoint without its quantization_config if no tensor is quantised: training needs plain weights,
+/// and programs save the config.json of the model that they began with.
+void leave_out_quantization(Files& files, Checkpoint& checkpoint, const Container& tensors) {
+  constexpr const char* kKey = "quantization_config";
+  QuantizationEvidence evidence;
+  for (const TensorEntry& tensor : tensors.tensors) {
+    if (describe(tensor.dtype).kind == DTypeClass::kFloat && bits(tensor.dtype) < 16) return;
+    evidence.add(tensor.name, tensor.dtype, tensor.shape);
+  }
+  if (checkpoint.config.empty() || evidence.may_be_quantized()) return;
+  try {
+    const ModelConfig& config = read_config(files, checkpoint);
+    if (!config.json->is_object() || !config.json->contains(kKey) || config.json->at(kKey).is_null()) return;
+    Json plain = *config.json;
+    plain.erase(kKey);
+    checkpoint.config_read->json = std::make_shared<const Json>(std::move(plain));
+    checkpoint.quantization = std::make_shared<const Json>();
+  } catch (const Error& error) {
+    if (is_disk_fault(error)) throw;  // others are errors when the model is read
   }
 }
 
@@ -154,6 +178,7 @@ void read_trained_model(Files& files, Checkpoint& checkpoint, const ReadContext&
     if (packed.by_name.count(tensor.name) == 0) names.insert(tensor.name);
   const std::vector<std::string> in_packed = packed.tensors();
   names.insert(in_packed.begin(), in_packed.end());
+  leave_out_quantization(files, checkpoint, tensors);
   read_model(files, checkpoint, context, names, [&](const ModelConfig& config, std::vector<std::string>& notes) {
     return planned_model(config, {tensors}, notes);
   });

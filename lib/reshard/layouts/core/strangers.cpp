@@ -79,8 +79,7 @@ constexpr Stranger kStrangeFiles[] = {
      "use the model with whole tensors; an index would not help, since each file contains a part of each tensor"},
     {R"(^model\d+-mp\d+\.safetensors$)", "a model that DeepSeek's inference code has split over ranks",
      "use the Hugging Face model that it was converted from; an index would not help, since each file contains a part "
-     "of "
-     "each tensor"},
+     "of each tensor"},
     {R"(^([^/]+/)?(manifest\.ocdbt|_CHECKPOINT_METADATA|orbax\.checkpoint)$)", "an Orbax checkpoint (JAX, MaxText)",
      "export the model with the program that trained it, as MaxText does to Hugging Face's format"},
     {R"(\.(pdparams|pdiparams|pdopt)(\.index\.json)?$)", "a PaddlePaddle model",
@@ -106,6 +105,16 @@ Error error_for(const Stranger& row, const char* verb) {
   return error;
 }
 
+/// Returns an error for the first of the files in `directory` that another system writes, if there is one.
+std::optional<Error> strange_file(const std::vector<std::string>& names, const fs::path& directory) {
+  for (const Stranger& row : kStrangeFiles) {
+    const Pattern pattern(row.pattern);
+    for (const std::string& name : names)
+      if (pattern.found_in(name)) return error_for(row, "is a file of ").in(directory / name);
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 bool is_of_peft(std::string_view name) {
@@ -128,27 +137,22 @@ std::optional<Error> stranger_among(const std::vector<std::string_view>& names, 
   return std::nullopt;
 }
 
-std::optional<Error> stranger_in(Files& files, const fs::path& directory) {
+std::optional<Error> stranger_in(Files& files, const fs::path& path) {
   constexpr std::size_t kMostFolders = 64;
-  if (!files.is_directory(directory)) return std::nullopt;
+  if (files.is_file(path)) return strange_file({own_name(files, path)}, directory_above(files, path));
+  if (!files.is_directory(path)) return std::nullopt;
   std::vector<std::string> names;
   std::size_t folders = 0;
-  for (const DirectoryEntry& entry : files.list(directory)) {
+  for (const DirectoryEntry& entry : files.list(path)) {
     names.push_back(entry.name);
     if (entry.kind != FileKind::kDirectory || ++folders > kMostFolders) continue;
     try {
-      for (const DirectoryEntry& inner : files.list(directory / entry.name))
-        names.push_back(entry.name + "/" + inner.name);
+      for (const DirectoryEntry& inner : files.list(path / entry.name)) names.push_back(entry.name + "/" + inner.name);
     } catch (const Error&) {  // a folder that cannot be listed identifies no system
     }
   }
   std::sort(names.begin(), names.end());
-  for (const Stranger& row : kStrangeFiles) {
-    const Pattern pattern(row.pattern);
-    for (const std::string& name : names)
-      if (pattern.found_in(name)) return error_for(row, "is a file of ").in(directory / name);
-  }
-  return std::nullopt;
+  return strange_file(names, path);
 }
 
 }  // namespace reshard

@@ -21,9 +21,9 @@ namespace reshard {
 std::optional<Error> stranger_among(const std::vector<std::string_view>& names, const Model* model,
                                     std::unordered_set<std::string_view> explained = {});
 
-/// Detects a checkpoint of an unsupported system by the file names in `directory` and its folders. The Error contains a
-/// path. Lists each folder once.
-std::optional<Error> stranger_in(Files& files, const std::filesystem::path& directory);
+/// Detects a checkpoint of an unsupported system by the name of a file, or by the file names in a directory and its
+/// folders. The Error contains a path. Lists each folder once.
+std::optional<Error> stranger_in(Files& files, const std::filesystem::path& path);
 
 /// Whether this name belongs to a linear that PEFT has wrapped, as in a model that was saved with its adapter.
 bool is_of_peft(std::string_view name);

@@ -171,6 +171,8 @@ class DcpLayout final : public Layout {
       what = "is the metadata of a torch.distributed.checkpoint, whose tensors are in the files next to it";
     else if (is_dcp_items_name(name) && format_of_file(files, path) == Format::kPytorch)
       what = "contains tensors of a torch.distributed.checkpoint, which only its .metadata describes";
+    else if (kDcpShardName.matches(name))
+      what = "contains one rank's part of each tensor";
     if (what == nullptr) return std::nullopt;
     return Error(ErrorKind::kBadInput, what)
         .in(path)

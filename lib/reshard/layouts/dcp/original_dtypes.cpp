@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <cstdint>
+#include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -33,22 +35,29 @@ fs::path take_original_dtypes(Files& files, Checkpoint& checkpoint) {
   if (path.empty()) return {};
   const Json json = read_json_file(files, path, kMostBytes);
   const JsonObject dtypes(json, path);
+  std::map<std::string, std::vector<std::string>> stay;  // by what the file says of them
+  std::set<DType> found;
   bool changes = false;
-  std::vector<std::string> quantized;
   for (LogicalTensor& tensor : checkpoint.map.logical) {
-    if (!dtypes.has(tensor.name) || !is_plain_float(tensor.dtype)) continue;
-    const std::optional<DType> original = dtype_from_name(dtypes.string_at(tensor.name));
+    if (!is_plain_float(tensor.dtype)) continue;
+    const std::string word = dtypes.has(tensor.name) ? dtypes.string_at(tensor.name) : "nothing";
+    const std::optional<DType> original = dtype_from_name(word);
     if (!original || !is_plain_float(*original)) {
-      quantized.push_back(tensor.name);
+      stay[word].push_back(tensor.name);
       continue;
     }
     tensor.model_dtype = original;
+    found.insert(*original);
     changes = changes || *original != tensor.dtype;
   }
-  if (!quantized.empty())
-    checkpoint.notes.push_back(fmt::format("{} tensor{} quantised before training, and {} as saved: {}",
-                                           quantized.size(), quantized.size() == 1 ? " was" : "s were",
-                                           quantized.size() == 1 ? "stays" : "stay", list_names(quantized)));
+  // A model that was float32 as a whole does not need float32 in any tensor.
+  if (found == std::set{DType::kF32})
+    for (LogicalTensor& tensor : checkpoint.map.logical)
+      if (tensor.dtype == DType::kF32) tensor.model_dtype.reset();
+  for (const auto& [word, names] : stay)
+    checkpoint.notes.push_back(fmt::format("{} has {} for {} tensor{}, which {} as saved: {}", kOriginalDtypesFile,
+                                           printable(word), names.size(), names.size() == 1 ? "" : "s",
+                                           names.size() == 1 ? "stays" : "stay", list_names(names)));
   return changes ? path : fs::path();
 }
 

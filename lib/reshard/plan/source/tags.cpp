@@ -366,7 +366,8 @@ FoundCheckpoint find_in_checkpoints(Files& files, const fs::path& directory, Sou
   if (has_checkpoints_folder(files, directory)) return find_checkpoint(files, directory / kCheckpointsFolder, {}, kind);
   std::vector<std::string> runs;
   if (is_only_model(files, directory, {})) find_runs(files, directory, {}, kRunLevels, runs);
-  if (runs.empty() && is_tag_name(own_name(files, directory))) return found_in(files, directory, {}, kind);
+  if (runs.empty() && is_tag_name(own_name(files, files.resolve(directory))))
+    return found_in(files, directory, {}, kind);
   if (runs.empty()) return {directory, {}};
   const bool is_one = runs.size() == 1;
   throw Error(ErrorKind::kBadInput,
@@ -374,6 +375,23 @@ FoundCheckpoint find_in_checkpoints(Files& files, const fs::path& directory, Sou
                           is_one ? "the directory of a training run" : "the directories of training runs"))
       .in(directory)
       .hint(fmt::format("give {}: {}", is_one ? "that directory" : "one of them", list_names(runs)));
+}
+
+/// Rejects the directory of a run that contains a finished model or adapter, and the shards of its training only in steps.
+void validate_unfinished(Files& files, const fs::path& directory) {
+  if (!files.is_directory(directory) || !holds_hugging_face(files, directory)) return;
+  if (const auto shards = find_shards(files, directory);
+      shards && !is_tag_name(shards->path.lexically_relative(directory).string()))
+    return;
+  std::vector<Tag> tags = list_tags(files, directory);
+  std::erase_if(tags, [](const Tag& tag) { return !tag.has_shards; });
+  if (tags.empty()) return;
+  throw Error(ErrorKind::kBadInput,
+              "contains a finished model or adapter, and checkpoints of its training: " + names_text(tags))
+      .in(directory)
+      .hint(
+          "the finished one needs no consolidation: use it as it is, or with convert; to consolidate a checkpoint, "
+          "choose it with `tag`");
 }
 
 }  // namespace
@@ -385,6 +403,7 @@ FoundCheckpoint find_checkpoint(Files& files, const fs::path& path, const std::o
     const bool is_inside = is_plain_name(*tag) && !files.is_directory(path / *tag) && files.is_directory(folder / *tag);
     return take_tag(files, is_inside ? folder : path, *tag);
   }
+  if (kind == SourceKind::kShards) validate_unfinished(files, path);
   if (!files.is_directory(path) || is_checkpoint(files, path, kind)) return {path, {}};
   std::vector<Tag> tags = list_tags(files, path);
   std::erase_if(tags, [&](const Tag& t) { return kind == SourceKind::kShards && t.has_weights && !t.has_shards; });
