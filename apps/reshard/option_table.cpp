@@ -178,6 +178,7 @@ constexpr OptionRow kSelectionOptions[] = {
     {"--config", "FILE", "The model's config.json, or its directory, for a side that has none", "verify"},
     {"--with-optimizer", "", "Include the optimizer and other training state ({})", "", Values::kByWord, writes_states},
     {"--with-optimizer", "", "Also compare the optimizer and other training state", "verify"},
+    {"--complete", "", "Also fail if B lacks files of A's model, such as the tokenizer, or A's training state"},
     {"--rename", "REGEX=TEXT", "Replace what matches in names, in order; $1 … $9 are groups"},
     {"--drop", "REGEX", "Leave out tensors whose name matches"},
     {"--keep", "REGEX", "Take only tensors whose name matches"},

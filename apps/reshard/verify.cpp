@@ -33,6 +33,7 @@
 #include "reshard/layouts/states/compare_states.h"
 #include "reshard/plan/proof/manifest.h"
 #include "reshard/plan/source/tags.h"
+#include "reshard/plan/target/companions.h"
 #include "reshard/plan/target/trainer_files.h"
 #include "reshard/specs/config/model_config.h"
 #include "run_job.h"
@@ -50,6 +51,7 @@ struct VerifyArguments : MovingArguments, OutputArguments {
   std::string rtol;  // empty: not given
   std::string atol;
   std::optional<std::string> manifest;  // instead of b
+  bool complete = false;
   OptionValues source_options;
   ReplicaArguments replicas;
   SourceArguments source;
@@ -80,8 +82,9 @@ std::string names_text(const std::vector<std::string>& names, const std::string&
 /// Result of comparing the tensors of two checkpoints and their optimizers' values.
 struct Comparison : Verification {
   std::vector<std::string> other_values;  // "lr of model.norm.weight: 0.1 and 0.2"
+  std::vector<std::string> left_behind;   // with --complete: what B lacks beside the tensors
 
-  bool same() const { return Verification::same() && other_values.empty(); }
+  bool same() const { return Verification::same() && other_values.empty() && left_behind.empty(); }
 };
 
 std::string verdict(bool same) {
@@ -99,6 +102,7 @@ std::string summary_of(const Comparison& result) {
   if (wrong > 0) text += fmt::format(" {} of {} tensors", wrong, result.compared_tensors + alone);
   if (values > 0)
     text += fmt::format("{} {} value{} of the optimizer", wrong > 0 ? "," : "", values, values == 1 ? "" : "s");
+  if (!result.left_behind.empty()) text += fmt::format("{} what is beside the tensors", wrong + values > 0 ? "," : "");
   return text + "\n";
 }
 
@@ -111,6 +115,7 @@ std::string report_text(const Comparison& result, const VerifyArguments& argumen
     return fmt::format("{}: {} of {} elements, first at {}: {} and {}{}", printable(d.name), d.differing, d.elems,
                        to_string(d.first), d.a, d.b, is_apart ? fmt::format("; by {:.4g} at most", d.max_abs) : "");
   });
+  text += names_text(result.left_behind, "not in " + printable(arguments.b));
   return text + names_text(result.other_values, "differs") + summary_of(result);
 }
 
@@ -127,6 +132,7 @@ Document document_of(const Comparison& result, const VerifyArguments& arguments,
   json["only_in_b"] = result.only_b;
   json["other_shape_or_dtype"] = result.other_form;
   json["different_values"] = result.other_values;
+  json["left_behind"] = result.left_behind;
   json["different"] = Document::array();
   for (const TensorDifference& d : result.different)
     json["different"].push_back({{"name", d.name},
@@ -429,6 +435,8 @@ void validate_arguments(const VerifyArguments& arguments) {
       throw Error(ErrorKind::kUsage, "B is missing").hint("give another checkpoint, or a manifest with --manifest");
     return;
   }
+  if (arguments.complete)
+    throw Error(ErrorKind::kUsage, "--complete compares with B: it has no effect with --manifest");
   if (arguments.manifest->empty()) throw Error(ErrorKind::kUsage, "--manifest is empty");
   if (!arguments.b.empty())
     throw Error(ErrorKind::kUsage, "--manifest takes the place of B, such as " + printable(arguments.b))
@@ -515,6 +523,7 @@ int run_verify(const Command& command, const VerifyArguments& arguments, Togethe
     note_unknown_model(a, b);
     note_unknown_model(b, a);
     add_unread(a, b);
+    if (arguments.complete) result.left_behind = left_behind(files, a, b);
     result.other_values = compare_values(files, a, b, arguments.source_options);
     for (Checkpoint* side : {&a, &b}) note_trainer_files(files, *side);
     for (Checkpoint* side : {&a, &b}) add_states(side->map, std::move(side->states.map));
@@ -550,6 +559,7 @@ void add_verify(Command app, int& exit_code, Together& together) {
   add(command, "A", arguments->a);
   add(command, "B", arguments->b);
   add(command, "--manifest", arguments->manifest);
+  add(command, "--complete", arguments->complete);
   add(command, "--rtol", arguments->rtol);
   add(command, "--atol", arguments->atol);
   add_source(command, arguments->source);

@@ -58,6 +58,29 @@ struct Shards {
 
 }  // namespace
 
+TEST_CASE("verify --complete fails for files and training state that the copy lacks") {
+  const TempDir dir;
+  const std::string model = (dir / "model").string(), copy = (dir / "copy").string();
+  fs::copy(testdata("golden/optimum/llama-tp2-pp2/original"), model, fs::copy_options::recursive);
+  write_file(dir / "model/tokenizer.json", "{}");
+  run_well({"convert", model, copy});
+  run_well({"verify", model, copy, "--complete"});
+  fs::remove(dir / "copy/tokenizer.json");
+  run_well({"verify", model, copy});
+  check_run({"verify", model, copy, "--complete"}, 1, {"not in " + copy + ": tokenizer.json\n", "different:"});
+  CHECK(json_of({"verify", model, copy, "--complete"}, 1)["left_behind"] == nlohmann::json{"tokenizer.json"});
+  run_well({"verify", copy, model, "--complete"});  // the copy has nothing else
+
+  const fs::path run = testdata("golden/dcp/llama-fsdp2-optim");
+  const std::string whole = (dir / "whole").string(), states = (dir / "states").string();
+  const std::string source = (run / "sharded").string(), config = (run / "original").string();
+  run_well({"consolidate", source, whole, "--config", config});
+  check_run({"verify", source, whole, "--complete", "--config", config}, 1, {"not in " + whole + ": training state ("});
+  run_well({"convert", source, states, "--to", "dcp", "--fsdp", "2", "--with-optimizer", "--config", config});
+  run_well({"verify", source, states, "--complete", "--config", config});
+  check_fails({"verify", model, "--manifest", "x", "--complete"}, 2, {"--complete compares with B"});
+}
+
 TEST_CASE("verify ends with 0 where the two are the same, whatever their forms") {
   for (const auto& [a, b] : {std::pair(kModel, kModel), {kModel, kShards}, {kShards, kModel}}) {
     const ProgramResult result = check_run({"verify", a, b}, 0, "same: 39 tensors, ");

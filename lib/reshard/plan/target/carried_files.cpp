@@ -337,4 +337,26 @@ CarriedFiles carry_files(Files& files, Draft& draft, const Layout& layout, const
   return std::move(carrier.carried);
 }
 
+std::vector<std::string> left_behind(Files& files, const Checkpoint& original, const Checkpoint& copy) {
+  std::set<std::string> wanted;
+  if (files.exists(original.directory / kConfigFile))
+    for (const CopiedFile& file : companion_files(files, original.directory, CompanionFiles::kModel).files)
+      wanted.insert(file.path.string());
+  for (const fs::path& directory : tokenizer_directories(files, original))
+    for (const CopiedFile& file : tokenizer_files(files, directory)) wanted.insert(file.path.string());
+  std::vector<fs::path> places = tokenizer_directories(files, copy);
+  places.push_back(copy.directory);
+  std::vector<std::string> lacking;
+  for (const std::string& name : wanted)
+    if (std::none_of(places.begin(), places.end(), [&](const fs::path& place) { return files.exists(place / name); }))
+      lacking.push_back(name);
+  const auto has_states = [](const Checkpoint& one) { return one.beside_model && !one.beside_model->empty(); };
+  if (has_states(original) && !has_states(copy) && copy.states.empty()) {
+    const BesideModel& beside = *original.beside_model;
+    lacking.push_back(fmt::format("training state ({})",
+                                  format_bytes(beside.optimizer.bytes + beside.other.bytes + beside.file_bytes)));
+  }
+  return lacking;
+}
+
 }  // namespace reshard

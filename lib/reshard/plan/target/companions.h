@@ -41,6 +41,10 @@ std::vector<std::filesystem::path> weights_in(Files& files, const std::filesyste
 /// no tokenizer or `directory` may not be read.
 std::vector<CopiedFile> tokenizer_files(Files& files, const std::filesystem::path& directory);
 
+/// Returns what `copy` lacks of `original` beside the tensors that are compared, as texts: files of the model, such as its
+/// tokenizer, and training state. Files are compared by name.
+std::vector<std::string> left_behind(Files& files, const Checkpoint& original, const Checkpoint& copy);
+
 /// The files of an output next to its weights.
 struct CarriedFiles {
   std::vector<TextFile> text_files;
