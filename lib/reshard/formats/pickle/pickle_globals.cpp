@@ -221,7 +221,7 @@ constexpr std::string_view kRunsCode[] = {
     "torch.multiprocessing",
     "torch.package",
     "torch.utils.cpp_extension",
-    "torch.utils.data",
+    "torch.utils.data.datapipes",
     "torch.utils.tensorboard",
     "trace",
     "types",
