@@ -1,6 +1,9 @@
 #include "reshard/formats/pickle/pickle_contents.h"
 
+#include <memory>
+
 #include "support/catch.h"
+#include "support/growth.h"
 #include "support/pickles.h"
 
 namespace reshard::test {
@@ -39,6 +42,20 @@ TEST_CASE("A pickle's names are listed with the number of objects and what they 
         std::vector<NameRow>{{"subprocess.Popen", 0, PickleName::Is::kOnlyNamedCode},
                              {"pkg.run", 0, PickleName::Is::kOnlyNamed}});
   CHECK(rows_of(pickles::number(1)).empty());
+}
+
+TEST_CASE("A long list that many objects share is not searched for each of them") {
+  const auto make = [](std::size_t items) {
+    auto stream =
+        std::make_shared<std::string>(pickles::stream(pickles::list(std::vector<std::string>(items, pickles::kNone))));
+    return std::pair(stream, std::make_shared<Pickle>(read_pickle(*stream, "f")));
+  };
+  const auto search_for_each = [](const auto& input) {
+    const Pickle& pickle = *input.second;
+    for (std::size_t i = 0; i < pickle.items(pickle.root()).size(); ++i)
+      CHECK(may_contain_storage(pickle, pickle.root()));
+  };
+  CHECK(growth(500, make, search_for_each) < kMostGrowth);
 }
 
 }  // namespace reshard::test
