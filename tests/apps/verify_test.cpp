@@ -238,6 +238,7 @@ TEST_CASE("verify --json prints one document that says all, with the same exit c
                                            {"a", "4"},
                                            {"b", "4.5"},
                                            {"max_abs_difference", 2.0}}}},
+                                        {"left_behind", json::array()},
                                         {"divergent_replicas", json::array()},
                                         {"notes", json::array()}});
   const ProgramResult same = run_well({"verify", files.a, files.a, "--json"});

@@ -120,7 +120,7 @@ TEST_CASE("An adapter next to the state of its training is the checkpoint, and c
   write_file(temp / "run/checkpoint-5/adapter_config.json",
              R"({"peft_type": "LORA", "r": 2, "target_modules": ["norm"]})");
   const auto job = plan_convert(convert_request(temp / "run", temp / "out", {.layout = "hf"}));
-  CHECK_THAT(joined_notes(*job), Says("the state of the adapter's training"));
+  CHECK_THAT(joined_notes(*job), Says("the training state next to the adapter is left out"));
   execute(*job, unsynced());
   CHECK((read_tensors(temp / "out/adapter_model.safetensors") == adapter));
   CHECK(fs::exists(temp / "out/adapter_config.json"));
