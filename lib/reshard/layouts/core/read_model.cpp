@@ -49,7 +49,8 @@ void leave_out_quantization(Files& files, Checkpoint& checkpoint, const Containe
   constexpr const char* kKey = "quantization_config";
   QuantizationEvidence evidence;
   for (const TensorEntry& tensor : tensors.tensors) {
-    if (describe(tensor.dtype).kind != DTypeClass::kFloat || bits(tensor.dtype) < 16) return;
+    const bool is_plain = describe(tensor.dtype).kind == DTypeClass::kFloat && bits(tensor.dtype) >= 16;
+    if (!is_plain || is_quantized_tensor(tensor.name)) return;
     evidence.add(tensor.name, tensor.dtype, tensor.shape);
   }
   if (checkpoint.config.empty() || evidence.may_be_quantized()) return;
