@@ -35,8 +35,8 @@ struct NameOfFiles {
 /// What the files at a path are.
 struct PickleFiles {
   std::vector<fs::path> pickles;
-  std::vector<fs::path> of_items;   // .distcp, which contain a pickle for each chunk
-  std::vector<std::string> others;  // binary files that are neither pickles nor safetensors
+  std::map<fs::path, std::set<std::string>> of_items;  // .distcp by directory, which contain a pickle for each chunk
+  std::vector<std::string> others;                     // binary files that are neither pickles nor safetensors
 };
 
 struct Pickles {
@@ -62,18 +62,18 @@ PickleFiles find_pickles(Files& files, const fs::path& path) {
       const fs::path inside = directory / entry.name;
       if (entry.kind == FileKind::kDirectory && !entry.is_link) open.push_back(inside);
       if (entry.kind != FileKind::kFile) continue;
+      if (is_dcp_items_name(entry.name)) {
+        found.of_items[directory].insert(entry.name);
+        continue;
+      }
       const auto source = files.open(inside);
-      const std::string start = first_bytes(*source, kFirstLookBytes);
-      if (is_dcp_items_name(entry.name))
-        found.of_items.push_back(inside);
-      else if (holds_pickle(*source, inside))
+      if (holds_pickle(*source, inside))
         found.pickles.push_back(inside);
-      else if (is_binary(start) && !is_safetensors(*source))
+      else if (is_binary(first_bytes(*source, kFirstLookBytes)) && !is_safetensors(*source))
         found.others.push_back(inside.lexically_relative(path).string());
     }
   }
   std::sort(found.pickles.begin(), found.pickles.end());
-  std::sort(found.of_items.begin(), found.of_items.end());
   std::sort(found.others.begin(), found.others.end());
   return found;
 }
@@ -109,37 +109,54 @@ class Collector {
   std::map<std::string, NameOfFiles> names_;
 };
 
-/// Returns the classes and functions of all items in a file of torch.distributed.checkpoint.
-std::vector<PickleName> names_of_items(Files& files, const fs::path& path) {
-  std::vector<std::string> notes;
-  const DcpMetadata metadata = read_dcp_directory(files, path.parent_path(), DcpPaths::kLeave, notes).all;
-  DcpFile file(files, path);
-  std::set<std::uint64_t> seen;  // several entries may share an item
-  std::vector<PickleName> names;
-  const auto add = [&](const DcpPlace& place) {
-    if (metadata.files[place.file] != path.filename().string() || !seen.insert(place.offset_bytes).second) return;
-    for (PickleName& name : file.pickle_names(place, metadata.transforms[place.transforms]))
-      names.push_back(std::move(name));
-  };
+/// Adds the names of all items in the files of a directory of torch.distributed.checkpoint.
+/// \param file_names  its files. Removes those that the metadata names.
+void add_items(Files& files, const fs::path& directory, std::set<std::string>& file_names, Collector& collector) {
+  DcpMetadata metadata;
+  std::vector<std::map<std::uint64_t, DcpPlace>> places;  // of each file, by offset: entries may share an item
+  const auto add = [&](const DcpPlace& place) { places[place.file].emplace(place.offset_bytes, place); };
+  if (!holds_dcp_metadata(files, directory)) return;
+  try {
+    std::vector<std::string> notes;
+    metadata = read_dcp_directory(files, directory, DcpPaths::kLeave, notes).all;
+  } catch (const Error&) {
+    return;  // the metadata is a pickle, too, and its error is reported
+  }
+  places.resize(metadata.files.size());
   for (const DcpTensor& tensor : metadata.tensors)
     for (const DcpChunk& chunk : tensor.chunks) add(chunk.place);
   for (const DcpBytes& object : metadata.bytes) add(object.place);
-  return names;
+  for (std::size_t i = 0; i < places.size(); ++i) {
+    if (places[i].empty()) continue;
+    file_names.erase(metadata.files[i]);
+    collector.add([&] {
+      DcpFile file(files, directory / metadata.files[i]);
+      std::vector<PickleName> names;
+      for (const auto& [offset, place] : places[i])
+        for (PickleName& name : file.pickle_names(place, metadata.transforms[place.transforms]))
+          names.push_back(std::move(name));
+      return names;
+    });
+  }
 }
 
 Pickles read_pickles(Files& files, const fs::path& path) {
-  const PickleFiles found = find_pickles(files, path);
+  PickleFiles found = find_pickles(files, path);
+  Collector collector;
+  for (const fs::path& file : found.pickles) collector.add([&] { return read_pickle_names(*files.open(file), file); });
+  for (auto& [directory, file_names] : found.of_items) {
+    add_items(files, directory, file_names, collector);
+    for (const std::string& name : file_names)
+      found.others.push_back((directory / name).lexically_relative(path).string());
+  }
+  Pickles pickles = collector.take();
   std::string not_read;
   if (!found.others.empty())
-    not_read = "not examined, being neither pickles nor safetensors: " + list_names(found.others);
-  if (found.pickles.empty() && found.of_items.empty())
+    not_read = "not examined, being neither pickles nor safetensors, or without metadata: " + list_names(found.others);
+  if (pickles.files == 0 && pickles.failures.empty())
     throw Error(ErrorKind::kBadInput, "contains no file of torch.save and no pickle")
         .in(path)
         .hint(not_read.empty() ? "safetensors files have none" : not_read);
-  Collector collector;
-  for (const fs::path& file : found.pickles) collector.add([&] { return read_pickle_names(*files.open(file), file); });
-  for (const fs::path& file : found.of_items) collector.add([&] { return names_of_items(files, file); });
-  Pickles pickles = collector.take();
   if (!not_read.empty()) pickles.notes.push_back(not_read);
   for (std::size_t i = 1; i < pickles.failures.size(); ++i)
     pickles.notes.push_back(fmt::format("also refused: {}", pickles.failures[i].what()));

@@ -102,7 +102,8 @@ std::string summary_of(const Comparison& result) {
   if (wrong > 0) text += fmt::format(" {} of {} tensors", wrong, result.compared_tensors + alone);
   if (values > 0)
     text += fmt::format("{} {} value{} of the optimizer", wrong > 0 ? "," : "", values, values == 1 ? "" : "s");
-  if (!result.left_behind.empty()) text += fmt::format("{} what is beside the tensors", wrong + values > 0 ? "," : "");
+  if (!result.left_behind.empty())
+    text += fmt::format("{} {} missing from B", wrong + values > 0 ? "," : "", result.left_behind.size());
   return text + "\n";
 }
 

@@ -62,7 +62,7 @@ TEST_CASE("inspect --pickle finds pickles anywhere, and says what it has not exa
   write_file(dir / "good.pkl", pickles::stream(pickles::global("subprocess", "Popen")));
   write_file(dir / "weights.npy", std::string("\x93NUMPY\1\0", 8));
   check_run({"inspect", "--pickle", (dir / "").string()}, 0, {"subprocess.Popen         -      1  code\n"},
-            {"note: not examined, being neither pickles nor safetensors: weights.npy"});
+            {"note: not examined, being neither pickles nor safetensors, or without metadata: weights.npy"});
 }
 
 TEST_CASE("inspect --pickle lists the pickles of all items, and prints what it refuses as JSON, too") {

@@ -197,6 +197,13 @@ TEST_CASE("Objects of unknown classes that are only built are data, and so are c
   refuse_pickle(lower, "calls pkg.Outer.inner: loading this file in Python would run it");
   const std::string built = raw("csubprocess\n_execute\n)\x81.");
   refuse_pickle(built, "names subprocess._execute");
+  // Arguments and keywords that a call makes are arguments, too.
+  const std::string keywords =
+      raw("cpkg\nmake\n)c__builtin__\ndict\n]X\1\0\0\0aK\1\x86"
+          "a\x85R\x92.");
+  refuse_pickle(keywords, "calls pkg.make");
+  const std::string arguments = lower.substr(0, lower.size() - 5) + "]K\1a\x81.";
+  refuse_pickle(arguments, "calls a function with a list instead of arguments");
   // A class that getattr reads must stay as it is.
   for (const char* change : {"}b.", "]a.", "NNs."})
     refuse_pickle(nested.substr(0, nested.size() - 5) + change, "an object of pkg.Outer.Inner");

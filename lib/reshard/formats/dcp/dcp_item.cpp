@@ -111,7 +111,7 @@ DcpFile::DcpFile(Files& files, std::filesystem::path path) : path_(std::move(pat
   source_->read_at(0, std::as_writable_bytes(std::span(start)));
   if (start.back() == '{' && !std::string_view(start.data(), start.size()).starts_with(kZipMagic))
     bucket_ = read_safetensors(*source_, path_);
-  if (bucket_ && has_saved_offsets(*bucket_)) bucket_offsets_ = read_saved_offsets(*bucket_);
+  if (bucket_ && has_saved_offsets(bucket_->metadata)) bucket_offsets_ = read_saved_offsets(*bucket_);
   for (std::size_t i = 0; bucket_ && i < bucket_->tensors.size(); ++i) in_bucket_.emplace(bucket_->tensors[i].name, i);
 }
 

@@ -14,9 +14,8 @@ constexpr const char* kOffsetsKey = "saved_offsets";
 
 }  // namespace
 
-bool has_saved_offsets(const Container& file) {
-  return std::any_of(file.metadata.begin(), file.metadata.end(),
-                     [](const auto& entry) { return entry.first == kInfoKey; });
+bool has_saved_offsets(const FileMetadata& metadata) {
+  return std::any_of(metadata.begin(), metadata.end(), [](const auto& entry) { return entry.first == kInfoKey; });
 }
 
 std::vector<Dims> read_saved_offsets(const Container& file) {

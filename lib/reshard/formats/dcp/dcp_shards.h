@@ -4,6 +4,7 @@
 
 #include "reshard/base/numbered_name.h"
 #include "reshard/formats/common/container.h"
+#include "reshard/formats/common/container_keys.h"
 
 namespace reshard {
 
@@ -12,8 +13,8 @@ namespace reshard {
 /// tensors of the model are distributed over the parts; each rank writes its slices to a separate file per part.
 inline constexpr NumberedName kDcpShardName("shard-{rank:5}-model-{part:5}-of-{parts:5}.safetensors");
 
-/// Whether the metadata of `file` records offsets of its tensors.
-bool has_saved_offsets(const Container& file);
+/// Whether the metadata of a file records offsets of its tensors.
+bool has_saved_offsets(const FileMetadata& metadata);
 
 /// Returns the offset of each tensor of `file` in its logical tensor, from the metadata: one per tensor, with the same
 /// number of dims.

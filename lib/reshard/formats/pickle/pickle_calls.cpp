@@ -59,7 +59,8 @@ bool is_read_by_getattr(const Pickle& pickle, PickleRef node) {
 
 PickleRef validate_call(const Pickle& pickle, const PickleCursor& cursor, PickleRef callee, PickleRef args,
                         PickleUse use) {
-  if (pickle.kind(callee) == PickleKind::kGlobal && pickle.kind(args) != PickleKind::kTuple)
+  const bool is_callable = pickle.kind(callee) == PickleKind::kGlobal || is_read_by_getattr(pickle, callee);
+  if (is_callable && pickle.kind(args) != PickleKind::kTuple)
     throw cursor.bad("calls a function with " + pickle.describe(args) + " instead of arguments");
   std::span<const PickleRef> items = pickle.items(args);
   PickleRef unknown = kNoNode;

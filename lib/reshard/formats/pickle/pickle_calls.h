@@ -10,7 +10,7 @@
 
 namespace reshard {
 
-inline constexpr std::size_t kMaxPickleNameBytes = 256;  // of a module or a global: names are compared and copied
+inline constexpr std::size_t kMaxPickleNameBytes = 256;  // modules and globals: names are compared and copied
 
 /// Validates a call of `callee`, and those that it makes itself. Returns the callee that is an unknown class, or kNoNode.
 /// \throws PickleRefused; Error kBadInput for what no pickler writes. Errors are at the cursor's opcode.

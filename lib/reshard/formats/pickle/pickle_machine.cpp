@@ -433,8 +433,9 @@ void PickleMachine::reduce(PickleUse use) {
 
 /// NEWOBJ_EX: drops keyword arguments; no supported object has any.
 void PickleMachine::build_with_keywords() {
-  const bool has_keywords = !pickle_.pairs(pop()).empty();
-  reduce(has_keywords ? PickleUse::kCalled : PickleUse::kBuilt);
+  const PickleRef keywords = pop();
+  const bool has_none = pickle_.kind(keywords) == PickleKind::kDict && pickle_.pairs(keywords).empty();
+  reduce(has_none ? PickleUse::kBuilt : PickleUse::kCalled);
 }
 
 void PickleMachine::inst() {

@@ -169,7 +169,7 @@ TorchFile read_torch_stream(const Source& source, const std::filesystem::path& p
 
 constexpr std::size_t kFirstLookBytes = 512;  // a tar's magic is at 257
 constexpr std::uint64_t kMaxByteorderBytes = 16;
-constexpr std::uint64_t kMostUnmarkedBytes = std::uint64_t{64} << 20;  // of a pickle of protocol 0
+constexpr std::uint64_t kMostUnmarkedBytes = std::uint64_t{64} << 20;  // larger files are no pickles of protocol 0
 
 Error bad_file(const fs::path& path, std::string message) {
   return Error(ErrorKind::kBadInput, std::move(message)).in(path);

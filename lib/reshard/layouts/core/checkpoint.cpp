@@ -206,9 +206,7 @@ void recognise_quantization(Files& files, Checkpoint& checkpoint, std::vector<Co
 }
 
 void validate_no_part(const std::filesystem::path& path, const FileMetadata& metadata, ConfigUse use) {
-  Container file;
-  file.metadata = metadata;
-  if (use != ConfigUse::kLenient && has_saved_offsets(file))
+  if (use != ConfigUse::kLenient && has_saved_offsets(metadata))
     throw Error(ErrorKind::kBadInput, "contains one rank's part of each tensor, as its metadata records")
         .in(path)
         .hint(

@@ -11,6 +11,7 @@
 
 #include "reshard/base/error.h"
 #include "reshard/formats/common/container.h"
+#include "reshard/formats/common/container_keys.h"
 #include "reshard/formats/common/format.h"
 #include "reshard/io/files.h"
 #include "reshard/layouts/core/layout.h"

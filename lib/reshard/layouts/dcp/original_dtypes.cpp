@@ -35,7 +35,7 @@ fs::path take_original_dtypes(Files& files, Checkpoint& checkpoint) {
   if (path.empty()) return {};
   const Json json = read_json_file(files, path, kMostBytes);
   const JsonObject dtypes(json, path);
-  std::map<std::string, std::vector<std::string>> stay;  // by what the file says of them
+  std::map<std::string, std::vector<std::string>> stay;  // tensors by their dtype in the file
   std::set<DType> found;
   bool changes = false;
   for (LogicalTensor& tensor : checkpoint.map.logical) {

@@ -41,7 +41,7 @@ std::vector<std::filesystem::path> weights_in(Files& files, const std::filesyste
 /// no tokenizer or `directory` may not be read.
 std::vector<CopiedFile> tokenizer_files(Files& files, const std::filesystem::path& directory);
 
-/// Returns what `copy` lacks of `original` beside the tensors that are compared, as texts: files of the model, such as its
+/// Returns what `copy` lacks of `original` in addition to the model's tensors, as texts: files of the model, such as its
 /// tokenizer, and training state. Files are compared by name.
 std::vector<std::string> left_behind(Files& files, const Checkpoint& original, const Checkpoint& copy);
 
