@@ -19,7 +19,8 @@
 #
 # Parts that take longer than an hour on two cores are divided. release, asan and tsan run a build and shares of the tests,
 # such as asan-build, asan-1 … asan-6; fuzz runs fuzz-1 and fuzz-2, each in half of the time; fuzz-2 starts from the inputs
-# that fuzz-1 found. A share builds what it needs, which takes no time after the build's own part.
+# that fuzz-1 found; same runs same-1 … same-4, and same-4 plans the two large checkpoints, too. A share builds what it
+# needs, which takes no time after the build's own part, or after the first share.
 #
 #   scripts/nightly.sh                     all of it
 #   scripts/nightly.sh tsan fuzz           some of it
@@ -30,7 +31,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 # Shares of the tests of each part that is divided.
-declare -A shares=([release]=4 [asan]=6 [tsan]=4 [fuzz]=2)
+declare -A shares=([release]=4 [asan]=6 [tsan]=4 [fuzz]=2 [same]=4)
 
 # divided PART: the parts that PART runs.
 divided() {
@@ -39,7 +40,7 @@ divided() {
     echo "$1"
     return
   fi
-  [[ $1 == fuzz ]] || echo "$1-build"
+  [[ $1 == fuzz || $1 == same ]] || echo "$1-build"
   seq --format "$1-%.0f" "$count"
 }
 
@@ -160,28 +161,37 @@ run_kills() {
   scripts/test-kills.py build/release 1
 }
 
+# Programs of two commits. The old one stays built for the next share.
 run_same() {
-  local old_commit tree
+  local old_commit tree source giants
   old_commit=${SAME_AS:-$(git describe --tags --abbrev=0 2>/dev/null || git rev-list -1 --before='1 day ago' HEAD)}
-  step "The outputs of ${old_commit:-the last release}"
+  step "The outputs of ${old_commit:-the last release}, share $1 of ${shares[same]}"
   if [[ -z "$old_commit" ]]; then
     echo "nightly.sh: there is no tag and no commit older than a day to compare with" >&2
     return 1
   fi
-  tree=$(mktemp --directory --tmpdir reshard-same-XXXXXX)
-  # shellcheck disable=SC2064 # the directory of now
-  trap "git worktree remove --force '$tree/old' || true; rm -rf '$tree'" EXIT
-  git worktree add --detach "$tree/old" "$old_commit"
-  "$tree/old/scripts/install-packages.sh" # which may need what is no longer needed
-  local source
-  for source in "$tree/old" .; do
+  tree=build/same-old/$(git rev-parse "$old_commit^{commit}")
+  if [[ ! -d "$tree" ]]; then
+    rm -rf build/same-old
+    git worktree prune
+    git worktree add --detach "$tree" "$old_commit"
+    "$tree/scripts/install-packages.sh" # which may need what is no longer needed
+  fi
+  for source in "$tree" .; do
     cmake -S "$source" -B "$source/build/same" -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_UNITY_BUILD=ON \
       -DCMAKE_UNITY_BUILD_BATCH_SIZE=6 -DCMAKE_CXX_COMPILER=clang++ -DRESHARD_BUILD_TESTS=OFF
     cmake --build "$source/build/same" --target reshard
   done
-  cmake --build build/same --target make_model make_training
-  scripts/same-output.sh "$tree/old/build/same/apps/reshard/reshard" build/same/apps/reshard/reshard --no-texts \
-    --giants "$tree/giants" --tools build/same/apps/tools
+  local more=()
+  if (($1 == shares[same])); then
+    cmake --build build/same --target make_model make_training
+    giants=$(mktemp --directory --tmpdir reshard-same-XXXXXX)
+    # shellcheck disable=SC2064 # the directory of now
+    trap "rm -rf '$giants'" EXIT
+    more=(--giants "$giants" --tools build/same/apps/tools)
+  fi
+  scripts/same-output.sh "$tree/build/same/apps/reshard/reshard" build/same/apps/reshard/reshard --no-texts \
+    --part "$1/${shares[same]}" --share "${TEST_SHARE:-1}" "${more[@]}"
 }
 
 run_aarch64() {

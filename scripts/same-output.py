@@ -4,6 +4,7 @@
   scripts/same-output.sh OLD NEW                  all cases of testdata/golden
   scripts/same-output.sh OLD NEW --no-texts       bytes, exit codes and fingerprints alone
   scripts/same-output.sh OLD NEW --share 20       a twentieth of the runs, other ones for each --seed
+  scripts/same-output.sh OLD NEW --part 2/4       the second quarter of the runs
   scripts/same-output.sh OLD NEW --only 'lora'    the runs whose command line this regular expression is found in
   scripts/same-output.sh OLD NEW --giants DIR     also plans two checkpoints of thousands of files, which it makes in DIR
                                                   (6 GB) with BUILD/apps/tools, and compares time and memory
@@ -223,6 +224,7 @@ def main():
     parser.add_argument("--no-texts", action="store_true")
     parser.add_argument("--only", default="")
     parser.add_argument("--share", type=int, default=1)
+    parser.add_argument("--part", default="1/1")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--giants", metavar="DIR")
@@ -234,6 +236,8 @@ def main():
     giants = arguments.giants and os.path.abspath(arguments.giants)
     os.chdir(os.path.dirname(golden))
     all_runs = [one for one in commands(old, "golden") if re.search(arguments.only, " ".join(one))]
+    part, parts = map(int, arguments.part.split("/"))
+    all_runs = all_runs[part - 1 :: parts]
     if arguments.share > 1:
         print(f"seed {arguments.seed}")
         all_runs = random.Random(arguments.seed).sample(all_runs, max(1, len(all_runs) // arguments.share))
