@@ -90,6 +90,13 @@ const ModelConfig& read_config(Files& files, Checkpoint& checkpoint) {
   return *checkpoint.config_read;
 }
 
+void change_config(Checkpoint& checkpoint, ConfigChange change) {
+  Json json = *checkpoint.config_read->json;
+  apply_change(change, json);
+  checkpoint.config_read->json = std::make_shared<const Json>(std::move(json));
+  checkpoint.config_changes.push_back(std::move(change));
+}
+
 void read_model(Files& files, Checkpoint& checkpoint, const ReadContext& context,
                 const std::unordered_set<std::string_view>& names, const PlannedModel& planned) {
   const FamilySpec& spec = context.family;
@@ -187,10 +194,7 @@ void recognise_quantization(Files& files, Checkpoint& checkpoint, std::vector<Co
   if (quantization == nullptr || !model.family) return;
   const Json* declared = find_key(*model.config.json, kKey);
   if (declared == nullptr || declared->is_null()) {
-    Json json = *checkpoint.config_read->json;
-    json[kKey] = *quantization;
-    checkpoint.config_read->json = std::make_shared<const Json>(std::move(json));
-    checkpoint.quantization = quantization;
+    change_config(checkpoint, quantization_change(quantization));
   } else if (quantization->at("quant_method") != quant_method(model.config)) {
     return;
   }
@@ -220,6 +224,7 @@ Checkpoint read_whole_files(Files& files, Checkpoint checkpoint, const std::vect
   std::unordered_set<std::string_view> names;
   names.reserve(number_of_tensors(containers));
   for (const Container& file : containers) add_names(file, names);
+  take_vocabulary(files, checkpoint, context, containers, names);
   read_model(files, checkpoint, context, names, [&](const ModelConfig& config, std::vector<std::string>& notes) {
     return planned_model(config, containers, notes);
   });

@@ -17,6 +17,7 @@
 #include "reshard/layouts/core/layout.h"
 #include "reshard/layouts/map/tensor_map.h"
 #include "reshard/layouts/states/optimizer_summary.h"
+#include "reshard/specs/config/config_change.h"
 #include "reshard/specs/config/model_config.h"
 #include "reshard/specs/model/language_model.h"
 #include "reshard/specs/parallel/mesh.h"
@@ -45,19 +46,17 @@ struct BesideModel {
 /// A checkpoint on disk: a file of tensors, or a directory of some layout. PEFT's directory of an adapter is
 /// represented by its only weights file.
 struct Checkpoint {
-  const Layout* layout = nullptr;          // null for a single file
-  Format format = Format::kSafetensors;    // format of its first file
-  std::filesystem::path path;              // the file, the model's directory, or the shards folder
-  std::filesystem::path directory;         // the checkpoint's directory, which may contain config.json
-  std::filesystem::path config;            // the config.json that was read; empty if not found
-  bool config_given = false;               // `config` comes from ConfigChoice
-  std::optional<ModelConfig> config_read;  // set by read_config
-  /// The quantization_config that the tensors show instead of the one in config.json; null JSON if they are not
-  /// quantised, a null pointer if config.json is right.
-  std::shared_ptr<const Json> quantization;
-  std::string model_type;        // empty if unknown
-  std::optional<Model> model;    // from a known family, or from the plan in config.json
-  LanguageModel language_model;  // source of `model`; has no family if none is known
+  const Layout* layout = nullptr;            // null for a single file
+  Format format = Format::kSafetensors;      // format of its first file
+  std::filesystem::path path;                // the file, the model's directory, or the shards folder
+  std::filesystem::path directory;           // the checkpoint's directory, which may contain config.json
+  std::filesystem::path config;              // the config.json that was read; empty if not found
+  bool config_given = false;                 // `config` comes from ConfigChoice
+  std::optional<ModelConfig> config_read;    // set by read_config
+  std::vector<ConfigChange> config_changes;  // which the tensors show, in addition to whether embeddings are tied
+  std::string model_type;                    // empty if unknown
+  std::optional<Model> model;                // from a known family, or from the plan in config.json
+  LanguageModel language_model;              // source of `model`; has no family if none is known
   SourceMap map;
   TrainingStates states;       // only if ReadContext::reads_states
   bool leaves_states = false;  // has states that were not read
@@ -120,6 +119,9 @@ void find_config(Files& files, Checkpoint& checkpoint, const ConfigChoice& choic
 /// Returns the content of the config.json of `checkpoint`, or of the one in its directory. Reads the file once.
 /// \throws Error as read_model_config and read_model_config_file do.
 const ModelConfig& read_config(Files& files, Checkpoint& checkpoint);
+
+/// Changes the content that read_config has read, and what targets write.
+void change_config(Checkpoint& checkpoint, ConfigChange change);
 
 /// Creates the model of a checkpoint whose config.json itself declares the partition. Adds to `notes`.
 using PlannedModel = std::function<Model(const ModelConfig& config, std::vector<std::string>& notes)>;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
 #include <string_view>
 #include <unordered_set>
 #include <utility>
@@ -25,22 +26,29 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr const char* kVocabularyKey = "vocab_size";
+
 /// Folders in which trainers save a model's config.json and tokenizer: verl, NeMo Automodel, NeMo-RL.
 constexpr const char* kModelFolders[] = {"huggingface", ".hf_metadata", "tokenizer"};
 
 /// Validates that all tensors of the model exist, and notes extra tensors.
 void validate_trained(Checkpoint& checkpoint) {
-  try {
-    const auto besides = validate_trained_against_model(checkpoint.map, *checkpoint.model, checkpoint.path);
-    if (!besides.empty())
-      checkpoint.notes.push_back("config.json does not explain these tensors: " + list_names(besides));
-  } catch (Error& error) {
-    const auto& logical = checkpoint.map.logical;
-    if (error.kind() == ErrorKind::kUnsupported &&
-        std::any_of(logical.begin(), logical.end(), [](const LogicalTensor& one) { return is_of_peft(one.name); }))
-      error.hint(kHintForPeft);
-    throw;
-  }
+  const auto besides = validate_trained_against_model(checkpoint.map, *checkpoint.model, checkpoint.path);
+  if (!besides.empty())
+    checkpoint.notes.push_back("config.json does not explain these tensors: " + list_names(besides));
+}
+
+bool is_plain(const TensorEntry& tensor) {
+  return describe(tensor.dtype).kind == DTypeClass::kFloat && bits(tensor.dtype) >= 16;
+}
+
+/// Returns the names of the parameters with a row per token: embeddings and heads.
+std::set<std::string> vocabulary_parameters(const Family& family) {
+  std::set<std::string> names;
+  for (const Family::Module& module : family.modules)
+    if (!module.shape.empty() && module.shape[0].text() == kVocabularyKey)
+      names.insert(module.name + "." + module.parameter);
+  return names;
 }
 
 /// Reads the model of a checkpoint without its quantization_config if no tensor is quantised: training needs plain weights,
@@ -49,18 +57,14 @@ void leave_out_quantization(Files& files, Checkpoint& checkpoint, const Containe
   constexpr const char* kKey = "quantization_config";
   QuantizationEvidence evidence;
   for (const TensorEntry& tensor : tensors.tensors) {
-    const bool is_plain = describe(tensor.dtype).kind == DTypeClass::kFloat && bits(tensor.dtype) >= 16;
-    if (!is_plain || is_quantized_tensor(tensor.name)) return;
+    if (!is_plain(tensor) || is_quantized_tensor(tensor.name)) return;
     evidence.add(tensor.name, tensor.dtype, tensor.shape);
   }
   if (checkpoint.config.empty() || evidence.may_be_quantized()) return;
   try {
     const ModelConfig& config = read_config(files, checkpoint);
     if (!config.json->is_object() || !config.json->contains(kKey) || config.json->at(kKey).is_null()) return;
-    Json plain = *config.json;
-    plain.erase(kKey);
-    checkpoint.config_read->json = std::make_shared<const Json>(std::move(plain));
-    checkpoint.quantization = std::make_shared<const Json>();
+    change_config(checkpoint, quantization_change(nullptr));
   } catch (const Error& error) {
     if (is_disk_fault(error)) throw;  // others are errors when the model is read
   }
@@ -101,6 +105,29 @@ LanguageModel trained_language_model(Files& files, Checkpoint& checkpoint, const
     model.family.reset();
   }
   return model;
+}
+
+void take_vocabulary(Files& files, Checkpoint& checkpoint, const ReadContext& context,
+                     std::span<const Container> containers, const std::unordered_set<std::string_view>& names) {
+  if (checkpoint.config.empty()) return;
+  const LanguageModel model = trained_language_model(files, checkpoint, context);
+  const Json* const size = model.family ? find_key(*model.config.json, kVocabularyKey) : nullptr;
+  if (size == nullptr || !size->is_number_unsigned()) return;
+  const TensorEntry* largest = nullptr;
+  const std::set<std::string> of_vocabulary = vocabulary_parameters(*with_prefixes_of(model.family, names));
+  for (const Container& file : containers)
+    for (const TensorEntry& tensor : file.tensors) {
+      if (of_vocabulary.count(tensor.name) == 0) continue;
+      if (!is_plain(tensor) || tensor.shape.empty()) return;
+      if (largest != nullptr && tensor.shape[0] != largest->shape[0]) return;
+      largest = &tensor;
+    }
+  if (largest == nullptr || largest->shape[0] <= size->get<std::uint64_t>()) return;
+  checkpoint.notes.push_back(
+      fmt::format("{} has {} rows, but {} in config.json is {}: the model is read as one of {} tokens", largest->name,
+                  largest->shape[0], kVocabularyKey, size->dump(), largest->shape[0]));
+  for (ConfigChange& change : changes_of_key(*checkpoint.config_read->json, kVocabularyKey, largest->shape[0]))
+    change_config(checkpoint, std::move(change));
 }
 
 KnownModel known_model(Files& files, Checkpoint& checkpoint, const ReadContext& context, LanguageModel& described) {
@@ -180,6 +207,7 @@ void read_trained_model(Files& files, Checkpoint& checkpoint, const ReadContext&
   const std::vector<std::string> in_packed = packed.tensors();
   names.insert(in_packed.begin(), in_packed.end());
   leave_out_quantization(files, checkpoint, tensors);
+  take_vocabulary(files, checkpoint, context, {&tensors, 1}, names);
   read_model(files, checkpoint, context, names, [&](const ModelConfig& config, std::vector<std::string>& notes) {
     return planned_model(config, {tensors}, notes);
   });

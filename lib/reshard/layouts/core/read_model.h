@@ -4,7 +4,9 @@
 #include <filesystem>
 #include <functional>
 #include <optional>
+#include <span>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 #include "reshard/layouts/core/checkpoint.h"
@@ -32,6 +34,11 @@ LanguageModel trained_language_model(Files& files, Checkpoint& checkpoint, const
 /// Returns what `context` and the checkpoint's config.json say of the model, for take_out_wrappers. Borrows `described`,
 /// which receives the family.
 KnownModel known_model(Files& files, Checkpoint& checkpoint, const ReadContext& context, LanguageModel& described);
+
+/// Changes the config of a checkpoint of whole tensors, before its model is read, if the vocabulary in the files is larger:
+/// tokens were added in training, or it was padded. Adds a note. \param names  those of the tensors in `containers`.
+void take_vocabulary(Files& files, Checkpoint& checkpoint, const ReadContext& context,
+                     std::span<const Container> containers, const std::unordered_set<std::string_view>& names);
 
 /// A stored tensor of a training checkpoint.
 struct StateEntry {

@@ -107,11 +107,14 @@ void note_old_tokenizer(Carrier& carrier, const std::vector<fs::path>& own) {
 /// Returns the directories that may have the model's tokenizer, each once, in order of preference.
 std::vector<fs::path> tokenizer_directories(Files& files, const Checkpoint& source) {
   std::vector<fs::path> all;
-  if (source.config_given) all.push_back(source.config.has_parent_path() ? source.config.parent_path() : fs::path("."));
-  if (source.layout != nullptr) all.push_back(source.directory);
-  if (source.beside_model || is_step_of_run(files, source) || is_tag_name(own_name(files, source.path)))
+  const bool is_trained = source.beside_model || is_step_of_run(files, source) ||
+                          is_tag_name(own_name(files, source.path)) ||
+                          (source.layout == nullptr && is_tag_name(own_name(files, source.directory)));
+  if (is_trained)  // which may have added tokens
     for (fs::path& directory : model_directories(files, source.path))
       if (files.is_directory(directory)) all.push_back(std::move(directory));
+  if (source.config_given) all.push_back(source.config.has_parent_path() ? source.config.parent_path() : fs::path("."));
+  if (source.layout != nullptr) all.push_back(source.directory);
   std::vector<fs::path> unique;
   for (fs::path& directory : all)
     if (std::none_of(unique.begin(), unique.end(), [&](const fs::path& one) { return files.is_same(one, directory); }))
@@ -133,7 +136,8 @@ void note_no_tokenizer(Carrier& carrier) {
       "original model's directory");
 }
 
-/// If no tokenizer is copied yet, copies the one next to the config.json that the user gave, or else the checkpoint's.
+/// If no tokenizer is copied yet, copies that of a training run, or else the one next to the config.json that the user
+/// gave, or the checkpoint's.
 void carry_tokenizer(Carrier& carrier, bool is_whole) {
   auto& [files, draft, output_directory, carried] = carrier;
   const std::vector<fs::path> directories = tokenizer_directories(files, draft.source);
@@ -149,6 +153,11 @@ void carry_tokenizer(Carrier& carrier, bool is_whole) {
       taken = directory;
       if (files.resolve(directory) == output) continue;  // it is already there
       for (CopiedFile& file : found) replace_copy(carried.copied_files, std::move(file));
+      const fs::path config = draft.source.config;
+      if (lies_inside(files.resolve(draft.source.directory), files.resolve(directory)) &&
+          !files.is_same(directory, draft.source.directory) &&
+          (config.empty() || !files.is_same(directory, directory_above(files, config))))
+        draft.note(fmt::format("used the tokenizer of {}, above the checkpoint", directory.string()));
     } else {
       draft.note(
           fmt::format("used the tokenizer of {}, and left out the one in {}", taken.string(), directory.string()));
@@ -224,24 +233,24 @@ void carry_config(Carrier& carrier) {
   bool is_new = !config.is_null();
   const bool sets_ties = source.model && source.model->tied_by_files;
   const bool is_plain = draft.was(Applied::Transform::kDequantize);
-  if (!is_new && (draft.config_dtype || draft.layers || sets_ties || is_plain || source.quantization))
+  if (!is_new && (draft.config_dtype || draft.layers || sets_ties || is_plain || !source.config_changes.empty()))
     config = read_ordered_config(files, source.config);
+  for (const ConfigChange& change : source.config_changes) {
+    apply_change(change, config);
+    is_new = is_new || config.is_object();
+  }
   if (draft.config_dtype) is_new = set_config_dtype(config, *draft.config_dtype) || is_new;
   if (is_plain) is_new = erase_quantization(config) || is_new;
   is_new = carry_layers(draft, config) || is_new;
+  const auto note = [&to = draft](const std::string& says) { to.note("the config.json that is written says " + says); };
   if (sets_ties && config.is_object()) {
     set_ties(config, *source.model->tied_by_files);
     is_new = true;
-    draft.note(fmt::format("the config.json that is written says \"{}\": {}", kTiedKey, *source.model->tied_by_files));
+    note(fmt::format("\"{}\": {}", kTiedKey, *source.model->tied_by_files));
   }
-  if (source.quantization && !is_plain && config.is_object()) {
-    constexpr const char* kQuantization = "quantization_config";
-    config.erase(kQuantization);
-    if (!source.quantization->is_null()) config[kQuantization] = OrderedJson(*source.quantization);
-    is_new = true;
-    draft.note(fmt::format("the config.json that is written says how the weights are quantised: {}",
-                           source.quantization->is_null() ? "not at all" : source.quantization->dump()));
-  }
+  std::set<std::string> said;  // the same of two levels
+  for (const ConfigChange& change : source.config_changes)
+    if (is_applied(change, config) && said.insert(change.says).second) note(change.says);
   const auto is_config = [](const CopiedFile& file) { return file.path == kConfigFile; };
   const bool is_copied = std::any_of(carried.copied_files.begin(), carried.copied_files.end(), is_config);
   if (!is_new && !source.config_given && is_copied) return;
@@ -252,10 +261,28 @@ void carry_config(Carrier& carrier) {
     carried.copied_files.push_back({source.config, kConfigFile, files.size_bytes(source.config)});
 }
 
+/// Adds the other files in the directory of a PEFT adapter, such as the tokenizer and README.md.
+void carry_beside_adapter(Files& files, Draft& draft, const Adapter& adapter, const fs::path& output_directory,
+                          CompanionFiles wanted, CarriedFiles& carried) {
+  const fs::path directory = adapter.config.path.parent_path();
+  if (wanted == CompanionFiles::kNone || files.resolve(output_directory) == files.resolve(directory)) return;
+  std::vector<fs::path> left_out{output_directory};
+  for (const Adapter& one : draft.source.adapters) left_out.push_back(one.config.path.parent_path());
+  Companions companions = companion_files(files, directory, wanted, left_out);
+  std::erase(companions.left, kAdapterConfigFile);
+  note_others_left(draft, companions.left);
+  for (CopiedFile& file : companions.files) {
+    const auto is_same = [&](const auto& one) { return one.path == file.path; };
+    if (std::none_of(carried.copied_files.begin(), carried.copied_files.end(), is_same) &&
+        std::none_of(carried.text_files.begin(), carried.text_files.end(), is_same))
+      carried.copied_files.push_back(std::move(file));
+  }
+}
+
 /// The adapter_config.json of each adapter, and the metadata of shards that stay as they are.
 /// \throws Error kUsage if the adapter_config.json of the source would be replaced by that of separate linears.
-CarriedFiles carry_adapter_files(Files& files, const Draft& draft, const Layout& layout, const TargetPlan& target,
-                                 const fs::path& output_directory) {
+CarriedFiles carry_adapter_files(Files& files, Draft& draft, const Layout& layout, const TargetPlan& target,
+                                 const fs::path& output_directory, CompanionFiles wanted) {
   CarriedFiles carried;
   const auto copy = [&](const fs::path& file, const fs::path& to) {
     carried.copied_files.push_back({file, to, files.size_bytes(file)});
@@ -292,6 +319,8 @@ CarriedFiles carry_adapter_files(Files& files, const Draft& draft, const Layout&
       carried.text_files.push_back({own, adapter.separate_text, config});
     else if (!in_place)
       copy(config, own);
+    if (whole && adapter.prefix.empty() && adapter.stages.empty())
+      carry_beside_adapter(files, draft, adapter, output_directory, wanted, carried);
   }
   return carried;
 }
@@ -300,7 +329,8 @@ CarriedFiles carry_adapter_files(Files& files, const Draft& draft, const Layout&
 
 CarriedFiles carry_files(Files& files, Draft& draft, const Layout& layout, const TargetPlan& target,
                          const fs::path& output_directory, CompanionFiles wanted) {
-  if (!draft.source.adapters.empty()) return carry_adapter_files(files, draft, layout, target, output_directory);
+  if (!draft.source.adapters.empty())
+    return carry_adapter_files(files, draft, layout, target, output_directory, wanted);
   Carrier carrier{files, draft, output_directory};
   const Checkpoint& source = draft.source;
   CarriedFiles& carried = carrier.carried;

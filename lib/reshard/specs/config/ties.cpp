@@ -6,29 +6,9 @@
 
 #include "reshard/base/json.h"
 #include "reshard/base/strings.h"
-#include "reshard/specs/config/model_config.h"
+#include "reshard/specs/config/config_levels.h"
 
 namespace reshard {
-namespace {
-
-/// Calls `visit` with a configuration, that of its language model, and so on, each with the prefix of its keys.
-template <typename AnyJson, typename Visit>
-void for_each_level(AnyJson& config, const Visit& visit) {
-  std::string prefix;
-  for (AnyJson* level = &config; level != nullptr;) {
-    visit(*level, prefix);
-    const auto part = std::find_if(kTextConfigs.begin(), kTextConfigs.end(), [&](const char* key) {
-      const auto found = level->find(key);
-      return found != level->end() && found->is_object();
-    });
-    if (part == kTextConfigs.end()) break;
-    prefix += std::string(*part) + ".";
-    level = &level->at(*part);
-  }
-}
-
-}  // namespace
-
 bool SaidTies::says(bool value) const {
   return tied == value ||
          std::any_of(levels.begin(), levels.end(), [&](const auto& level) { return level.second == value; });
@@ -43,15 +23,16 @@ std::string SaidTies::text() const {
 
 std::vector<std::pair<std::string, bool>> ties_by_level(const Json& config) {
   std::vector<std::pair<std::string, bool>> levels;
-  for_each_level(config, [&](const Json& level, const std::string& prefix) {
+  for_each_level(config, [&](const Json& level, std::vector<std::string> keys) {
+    keys.emplace_back(kTiedKey);
     if (const auto said = level.find(kTiedKey); said != level.end() && said->is_boolean())
-      levels.emplace_back(prefix + kTiedKey, said->get<bool>());
+      levels.emplace_back(join(keys, "."), said->get<bool>());
   });
   return levels;
 }
 
 void set_ties(OrderedJson& config, bool tied) {
-  for_each_level(config, [&](OrderedJson& level, const std::string&) { level[kTiedKey] = tied; });
+  for_each_level(config, [&](OrderedJson& level, const std::vector<std::string>&) { level[kTiedKey] = tied; });
 }
 
 bool are_tied(const SaidTies& said, HeldWeights held, const std::string& head, const std::string& embedding,
