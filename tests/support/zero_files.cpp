@@ -140,7 +140,9 @@ class Writer {
   }
 
   std::string moments(SavedFile& file) {
-    return dict({{"state", dict({{"0", dict({{"exp_avg", file.flat(DType::kF32, "12345678")}})}})}});
+    const std::string step = random_() % 2 ? number(model_.global_steps)
+                                           : file.tensor(floats({}, {static_cast<float>(model_.global_steps)}));
+    return dict({{"state", dict({{"0", dict({{"step", step}, {"exp_avg", file.flat(DType::kF32, "12345678")}})}})}});
   }
 
   void save_states(const SavedFile& file, std::uint32_t rank, const Items& items) const {

@@ -131,6 +131,16 @@ void validate_same(const ZeroModelStates& first, const ZeroModelStates& other) {
   if (other.global_steps != first.global_steps) refuse("global_steps");
 }
 
+/// Validates that the optimizers of all ranks have made as many steps.
+void validate_same_step(const std::vector<ZeroOptimStates>& states) {
+  const ZeroOptimStates& first = states.front();
+  for (const ZeroOptimStates& other : states)
+    if (first.step && other.step && *other.step != *first.step)
+      throw bad(other.file.path, fmt::format("its optimizer has made {} steps, but that of {} {}", *other.step,
+                                             first.file.path.filename().string(), *first.step))
+          .hint(kMixedFiles);
+}
+
 /// Assembles a checkpoint from the files of a tag folder.
 class Builder {
  public:
@@ -251,6 +261,7 @@ void Builder::read_masters() {
   std::vector<ZeroOptimStates> states;
   for (auto& read : read_each(paths.size(), [&](std::size_t i) { return read_zero_optim_states(files_, paths[i]); }))
     states.push_back(read.get());
+  validate_same_step(states);
   result_.stage = states.front().stage;
   // MiCS divides the parameters among the first ranks; further groups of as many ranks have replicas of the states.
   const std::size_t group = models_.size();

@@ -2,12 +2,15 @@
 
 #include <fmt/format.h>
 
+#include <array>
+#include <memory>
 #include <optional>
 
 #include "reshard/base/strings.h"
 #include "reshard/formats/common/open_weights.h"
 #include "reshard/formats/pickle/pickle_values.h"
 #include "reshard/formats/torch/torch_file.h"
+#include "reshard/tensor/cast/numeric.h"
 
 namespace reshard {
 namespace {
@@ -19,7 +22,8 @@ class ZeroReader {
  public:
   ZeroReader(Files& files, const fs::path& path)
       : stamp_(files.stamp(path)),
-        file_(read_torch_file(*open_weights(files, path), path)),
+        source_(open_weights(files, path)),
+        file_(read_torch_file(*source_, path)),
         pickle_(file_.pickle()),
         path_(path) {}
 
@@ -66,6 +70,18 @@ class ZeroReader {
   }
 
   TensorEntry tensor(PickleRef node, const std::string& name) const { return file_.tensor(node, name); }
+  /// Returns a number, which may be stored as a tensor without dims; std::nullopt for any other value.
+  std::optional<double> plain_number(PickleRef node) const {
+    if (pickle_.kind(node) == PickleKind::kInt) return static_cast<double>(pickle_.integer(node));
+    if (!is_tensor(node)) return std::nullopt;
+    const TensorEntry stored = tensor(node, "a number");
+    std::array<std::byte, sizeof(std::uint64_t)> buffer;
+    if (!stored.shape.empty() || bits(stored.dtype) % 8 != 0 || bits(stored.dtype) / 8 > buffer.size())
+      return std::nullopt;
+    const auto bytes = std::span(buffer).first(bits(stored.dtype) / 8);
+    source_->read_at(stored.offset_bytes, bytes);
+    return summarize(stored.dtype, bytes).min;
+  }
 
   /// The tensors of a state dict; what is none is left out.
   std::vector<TensorEntry> tensors(PickleRef node, std::string_view key) {
@@ -105,6 +121,7 @@ class ZeroReader {
 
  private:
   FileStamp stamp_;
+  std::shared_ptr<const Source> source_;
   TorchFile file_;
   const Pickle& pickle_;
   fs::path path_;
@@ -144,21 +161,22 @@ std::vector<TensorEntry> read_masters(const ZeroReader& reader, PickleRef node, 
   return masters;
 }
 
-/// {"state": {group: {"exp_avg": tensor, …}}}
-TensorCount count_state(ZeroReader& reader, PickleRef optimizer) {
-  TensorCount count;
-  if (optimizer == kNoNode || !is_mapping(reader.pickle(), optimizer)) return count;
+/// {"state": {group: {"exp_avg": tensor, "step": number, …}}}
+void read_state(ZeroReader& reader, PickleRef optimizer, ZeroOptimStates& states) {
+  if (optimizer == kNoNode || !is_mapping(reader.pickle(), optimizer)) return;
   const PickleRef state = reader.get(reader.items(optimizer, "optimizer_state_dict"), "state");
-  if (state == kNoNode || !is_mapping(reader.pickle(), state)) return count;
+  if (state == kNoNode || !is_mapping(reader.pickle(), state)) return;
   for (const auto& [group, values] : reader.items(state, "state")) {
     if (!is_mapping(reader.pickle(), values)) continue;
-    for (const auto& [key, value] : reader.items(values, "state")) {
+    const auto items = reader.items(values, "state");
+    if (const PickleRef step = reader.get(items, "step"); step != kNoNode && !states.step)
+      states.step = reader.plain_number(step);
+    for (const auto& [key, value] : items) {
       if (!reader.is_tensor(value)) continue;
-      ++count.tensors;
-      count.bytes += reader.tensor(value, "an optimizer state").size_bytes;
+      ++states.state.tensors;
+      states.state.bytes += reader.tensor(value, "an optimizer state").size_bytes;
     }
   }
-  return count;
 }
 
 std::vector<std::vector<ZeroSlice>> read_slices(ZeroReader& reader, PickleRef node, std::size_t partitions) {
@@ -300,14 +318,14 @@ ZeroOptimStates read_zero_optim_states(Files& files, const fs::path& path) {
   if (flat != kNoNode) {
     states.masters = read_masters(reader, flat, "fp32_flat_groups");
     states.partition_count = read_partition_count(reader, ranks, {});
-    states.state = count_state(reader, reader.get(dict, "optimizer_state_dict"));
+    read_state(reader, reader.get(dict, "optimizer_state_dict"), states);
   } else {
     states.masters = read_masters(reader, partitions, "single_partition_of_fp32_groups");
     const std::size_t groups = states.masters.size();
     states.partition_count = read_partition_count(reader, ranks, groups);
     states.paddings = read_paddings(reader, reader.get(dict, "param_alignment_paddings"), groups);
     states.slices = read_slices(reader, reader.get(dict, "param_slice_mappings"), groups);
-    states.state = count_state(reader, reader.get(dict, "base_optimizer_state"));
+    read_state(reader, reader.get(dict, "base_optimizer_state"), states);
   }
   return states;
 }

@@ -1,6 +1,6 @@
 // Readers for the files of DeepSpeed's ZeRO: each rank's parameters, weights and partitions. The format follows
 // deepspeed/runtime/engine.py, runtime/zero/stage_1_and_2.py and stage3.py of 0.18. zero_partitions.h maps partitions
-// to parameters. Reads no bytes of tensors.
+// to parameters. Of tensors, only the number of steps is read.
 #pragma once
 
 #include <cstdint>
@@ -54,6 +54,7 @@ struct ZeroOptimStates {
   std::vector<std::vector<std::uint64_t>> paddings;
   std::vector<std::vector<ZeroSlice>> slices;  // one list per partition; empty if not recorded
   TensorCount state;                           // moments and other optimizer state
+  std::optional<double> step{};                // number of steps of the optimizer, if recorded
 };
 
 /// \throws Error kBadInput or kUnsupported, naming the file and the key, for a damaged file or another format; kIo.
