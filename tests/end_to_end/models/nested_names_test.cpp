@@ -19,6 +19,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kHeadName = "lm_head.weight";
+constexpr const char* kEmbeddingName = "model.embed_tokens.weight";
 
 /// Without NaN, whose bits a cast changes.
 TensorMap without_nans(TensorMap tensors) {
@@ -55,8 +56,6 @@ std::string random_prefix(Random& random, std::initializer_list<const char*> wor
 }
 
 const auto kAnyWords = {"model", "module", "policy", "foo", "bar", "language_model", "thinker", "state_dict", "body"};
-/// Words that are removed without a config.json, too.
-const auto kTrainersWords = {"model", "module", "policy", "actor", "state_dict"};
 
 /// A model whose names are nested.
 struct NestedModel {
@@ -71,20 +70,30 @@ struct NestedModel {
     } else if (random() % 4 == 0) {  // a head of its own, though config.json declares it tied
       tiny.tied = true;
       tensors[kHeadName] = without_nans({{"", random_tensor(random, DType::kBF16, {tiny.vocab, tiny.hidden})}}).at("");
-      tensors[kHeadName].bytes[0] = static_cast<char>(tensors.at("model.embed_tokens.weight").bytes[0] ^ 1);
+      tensors[kHeadName].bytes[0] = static_cast<char>(tensors.at(kEmbeddingName).bytes[0] ^ 1);
     }
     write_model(directory, tiny, tensors);
+    if (random() % 4 == 0) add_tokens(random);
     nesting = static_cast<Nesting>(random() % (kind == "hf" ? 2 : 3));
-    prefix = random_prefix(random, kind == "hf" ? kTrainersWords : kAnyWords);
+    prefix = random_prefix(random, kAnyWords);
     stored = random() % 2 ? wrapped_inside(tensors, "_checkpoint_wrapped_module.") : tensors;
     if (nesting == Nesting::kAll) stored = nested(stored, "", prefix);
     if (nesting == Nesting::kBody) stored = nested(stored, "model.", prefix + "model.");
     if (nesting == Nesting::kReplaced) stored = nested(stored, "model.", prefix);
   }
 
+  /// Adds tokens that config.json does not have, as training does.
+  void add_tokens(Random& random) {
+    tokens = tiny.vocab + pick(random, 1, 7);
+    for (const char* name : {kEmbeddingName, kHeadName})
+      if (const auto found = tensors.find(name); found != tensors.end())
+        found->second = without_nans({{"", random_tensor(random, found->second.dtype, {tokens, tiny.hidden})}}).at("");
+  }
+
   bool has_head() const { return tensors.count(kHeadName) > 0 || tensors.count("score.weight") > 0; }
 
   TinyModel tiny;
+  std::uint64_t tokens = tiny.vocab;
   TensorMap tensors;  // as the model has them
   TensorMap stored;
   Nesting nesting = Nesting::kAll;
@@ -123,6 +132,7 @@ TEST_CASE("Tensors under nested names get the names of their model, whatever sto
     const auto config = nlohmann::json::parse(read_file(temp / "out/config.json"));
     const bool is_tied = model.tiny.tied && model.tensors.count(kHeadName) == 0;
     CHECK(config["tie_word_embeddings"] == is_tied);
+    CHECK(config["vocab_size"] == model.tokens);
   }
 }
 

@@ -381,6 +381,17 @@ bool is_adapter(const std::vector<std::string>& names) {
   });
 }
 
+/// Removes the prefix of the body, and that of each of the model's entries outside of it.
+void erase_prefix(std::vector<std::string>& names, const Body& body) {
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    const auto outside = body.outside.find(i);
+    if (outside != body.outside.end())
+      names[i].erase(0, outside->second);
+    else if (names[i].size() > body.prefix.size() && names[i].starts_with(body.prefix))
+      names[i].erase(0, body.prefix.size());
+  }
+}
+
 /// Removes from the names the words that trainers put before all names of a model, and "module" anywhere if more names
 /// then belong to a known family. Adds the removed words to `wrappers`.
 void take_out_words(std::vector<std::string>& names, std::set<std::string>& wrappers) {
@@ -410,12 +421,25 @@ void take_out_words(std::vector<std::string>& names, std::set<std::string>& wrap
   const bool is_one_name = is_one_of(prefix, names);  // it would become empty without the prefix
   const Body body = body_of(names, prefix, false, known);
   if (!words.empty() && !is_one_name && (have_prefix(names, prefix) || body.has_all())) {
-    for (std::size_t i = 0; i < names.size(); ++i) {
-      const auto outside = body.outside.find(i);
-      names[i].erase(0, outside == body.outside.end() ? prefix.size() : outside->second);
-    }
+    erase_prefix(names, body);
     wrappers.insert(words.begin(), words.end());
   }
+}
+
+/// Removes any prefix from the names of a whole model of this family if it has only one. Adds its words to `wrappers`.
+void take_out_prefix(std::vector<std::string>& names, const Family& family, std::set<std::string>& wrappers) {
+  if (is_adapter(names)) return;
+  const Names known = parameter_names(family);
+  const Votes votes = vote(names, known);
+  const std::string prefix = chosen_prefix(votes);
+  if (prefix.empty() || !fits_most(names, votes)) return;
+  const Body body = body_of(names, prefix, false, known);
+  if (has_part_of_larger(prefix) && !have_prefix(names, prefix) && !body.has_all()) return;
+  const auto is_another = [&](const auto& one) { return one.first != prefix && 2 * one.second > most(votes); };
+  if (std::any_of(votes.begin(), votes.end(), is_another)) return;  // such as a student and its teacher
+  erase_prefix(names, body);
+  for (std::string& word : split(std::string_view(prefix).substr(0, prefix.size() - 1), '.'))
+    wrappers.insert(std::move(word));
 }
 
 /// Whether PEFT saved the file, whose names all begin with words that trainers put before a model's.
@@ -581,7 +605,10 @@ OldNames take_out_wrappers(std::span<Container* const> containers, const KnownMo
   std::vector<std::string> names = old;
   if (renames)
     for (std::string& name : names) name = model.rename(name);
-  if (std::none_of(containers.begin(), containers.end(), is_of_peft)) take_out_words(names, wrappers);
+  if (std::none_of(containers.begin(), containers.end(), is_of_peft)) {
+    take_out_words(names, wrappers);
+    if (model.family != nullptr && !model.is_part) take_out_prefix(names, *model.family, wrappers);
+  }
   if (!renames && wrappers.empty()) {
     note_removed(wrappers, extra_states, notes);
     return {};
