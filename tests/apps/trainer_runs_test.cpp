@@ -1,11 +1,15 @@
 // Directories of training runs as trainers leave them: what is read, and what is refused.
 
+#include <fmt/format.h>
+
 #include <nlohmann/json.hpp>
 
 #include "support/checkpoints.h"
 #include "support/files.h"
 #include "support/program.h"
+#include "support/random.h"
 #include "support/temp_dir.h"
+#include "support/torch_files.h"
 
 namespace reshard::test {
 namespace {
@@ -21,6 +25,33 @@ void write_adapter(const fs::path& directory) {
                     {{"base_model.model.model.norm.lora_A.weight", floats({1, 2}, {1, 2})},
                      {"base_model.model.model.norm.lora_B.weight", floats({2, 1}, {1, 2})}});
   write_file(directory / "adapter_config.json", R"({"peft_type": "LORA", "r": 1, "target_modules": ["norm"]})");
+}
+
+/// Two steps of a run that trains an adapter, with the tokenizer and other files that Transformers' Trainer saves.
+void write_adapter_run(const fs::path& run) {
+  for (const char* step : {"checkpoint-5", "checkpoint-10"}) {
+    write_adapter(run / step);
+    for (const char* name : {"tokenizer.json", "chat_template.jinja", "README.md", "trainer_state.json"})
+      write_file(run / step / name, step);
+    write_file(run / step / "rng_state.log", step);
+  }
+}
+
+/// A file of a whole state dict, as Accelerate saves it with FULL_STATE_DICT, with a config.json next to it.
+fs::path write_full_state_dict(const fs::path& directory, const TensorMap& tensors, const nlohmann::json& config) {
+  write_file(directory / "config.json", config.dump());
+  write_torch(directory / "pytorch_model_fsdp.bin", tensors);
+  return directory / "pytorch_model_fsdp.bin";
+}
+
+/// The tensors of a model in which PEFT has wrapped a linear.
+TensorMap with_adapter(const TensorMap& tensors, const std::string& linear) {
+  TensorMap all;
+  for (const auto& [name, data] : tensors)
+    all["base_model.model." + (name == linear + ".weight" ? linear + ".base_layer.weight" : name)] = data;
+  all["base_model.model." + linear + ".lora_A.default.weight"] = floats({1, 2}, {1, 2});
+  all["base_model.model." + linear + ".lora_B.default.weight"] = floats({2, 1}, {1, 2});
+  return all;
 }
 
 }  // namespace
@@ -106,6 +137,138 @@ TEST_CASE("A model of torch.distributed.checkpoint is read though an adapter is 
   CHECK_THAT(result.err, Says("there is also an adapter, which is left out; to read it, give ") &&
                              Says("adapter_model.safetensors"));
   CHECK((read_model(dir / "out") == read_model(kDcp / "original")));
+}
+
+TEST_CASE("The newest adapter of a run is read, with its tokenizer") {
+  const TempDir dir;
+  write_adapter_run(dir / "run");
+  const std::string run = (dir / "run").string(), out = (dir / "out").string();
+  CHECK_THAT(run_well({"convert", run, out}).err,
+             Says("left out, as it is not known to belong to the model: rng_state.log"));
+  for (const char* name : {"tokenizer.json", "chat_template.jinja", "README.md", "trainer_state.json"})
+    CHECK(read_file(dir / "out" / name) == "checkpoint-10");
+  CHECK(!fs::exists(dir / "out/rng_state.log"));
+  run_well({"convert", run, (dir / "bare").string(), "--companions", "none"});
+  CHECK(fs::exists(dir / "bare/adapter_config.json"));
+  CHECK(!fs::exists(dir / "bare/tokenizer.json"));
+}
+
+TEST_CASE("An adapter that is not merged is refused where a config.json says that the file has a model") {
+  const TempDir dir;
+  const TensorMap tensors = read_model(kDcp / "original");
+  const std::string linear = "model.layers.0.self_attn.q_proj";
+  nlohmann::json config = nlohmann::json::parse(read_file(kDcp / "original/config.json"));
+  TensorMap all = with_adapter(tensors, linear), alone = all;
+  std::erase_if(alone, [](const auto& one) { return one.first.find("lora_") == std::string::npos; });
+  const std::string out = (dir / "out").string();
+  for (const bool is_quantized : {false, true}) {
+    CAPTURE(is_quantized);
+    if (is_quantized) config["quantization_config"] = {{"quant_method", "bitsandbytes"}, {"load_in_4bit", true}};
+    for (const char* command : {"convert", "consolidate"}) {
+      const std::string file = write_full_state_dict(dir / "all", all, config).string();
+      check_fails({command, file, out}, 4, {linear, "a LoRA adapter that is not merged", "merge_and_unload"});
+      const std::string lone = write_full_state_dict(dir / "alone", alone, config).string();
+      check_fails({command, lone, out}, 4,
+                  {"lora_A.default.weight", "a LoRA adapter that is not merged", "the base model's weights are missing",
+                   "save_pretrained"});
+    }
+  }
+  fs::remove(dir / "all/config.json");
+  const std::string file = (dir / "all/pytorch_model_fsdp.bin").string();
+  CHECK_THAT(run_well({"convert", file, out}).err,
+             Says("a LoRA adapter that is not merged") && Says("merge_and_unload"));
+}
+
+TEST_CASE("A vocabulary that grew in training is read, and config.json follows") {
+  const TempDir dir;
+  TensorMap tensors = read_model(kDcp / "original");
+  const nlohmann::json config = nlohmann::json::parse(read_file(kDcp / "original/config.json"));
+  const std::uint64_t tokens = config["vocab_size"].get<std::uint64_t>() + 3;
+  Random random(3);
+  for (const char* name : {"model.embed_tokens.weight", "lm_head.weight"}) {
+    TensorData& data = tensors.at(name);
+    data = random_tensor(random, data.dtype, {tokens, data.shape[1]});
+  }
+  const std::string file = write_full_state_dict(dir / "run", tensors, config).string();
+  const auto says = Says(fmt::format("has {} rows, but vocab_size in config.json is {}", tokens, tokens - 3));
+  const std::string changed = fmt::format("the config.json that is written says \"vocab_size\": {}", tokens);
+  for (const char* command : {"convert", "consolidate"}) {
+    CHECK_THAT(run_well({command, file, (dir / command).string()}).err, says && Says(changed));
+    CHECK((read_model(dir / command) == tensors));
+  }
+  const std::string whole = (dir / "convert").string(), ranks = (dir / "ranks").string();
+  write_file(dir / "convert/config.json", config.dump());
+  CHECK_THAT(run_well({"shard", whole, ranks, "--tp", "1"}).err, says && Says(changed));
+  CHECK(nlohmann::json::parse(read_file(dir / "ranks/config.json"))["vocab_size"] == tokens);
+  CHECK_THAT(run_well({"inspect", whole}).err, says);
+  nlohmann::json larger = config;
+  larger["vocab_size"] = tokens + 1;
+  write_file(dir / "convert/config.json", larger.dump());
+  check_fails({"shard", whole, ranks, "--tp", "1", "--force"}, 3, {"has the shape", "config.json asks for"});
+}
+
+TEST_CASE("A prefix that only this model has is taken off if config.json says which model it is") {
+  const TempDir dir;
+  const TensorMap tensors = read_model(kDcp / "original");
+  const nlohmann::json config = nlohmann::json::parse(read_file(kDcp / "original/config.json"));
+  for (const char* prefix : {"net.", "llm.", "student.model."}) {
+    CAPTURE(prefix);
+    TensorMap stored;
+    for (const auto& [name, data] : tensors) stored[prefix + name] = data;
+    const std::string out = (dir / prefix).string();
+    run_well({"convert", write_full_state_dict(dir / "run", stored, config).string(), out});
+    CHECK((read_model(out) == tensors));
+    stored["teacher.norm.weight"] = floats({2}, {1, 2});
+    if (std::string_view(prefix) == "llm.") continue;  // it may be the part of a larger model
+    run_well({"convert", write_full_state_dict(dir / "run", stored, config).string(), out, "--force"});
+    TensorMap expected = tensors;
+    expected["teacher.norm.weight"] = floats({2}, {1, 2});
+    CHECK((read_model(out) == expected));
+  }
+  TensorMap two;
+  for (const auto& [name, data] : tensors) two["student." + name] = two["teacher." + name] = data;
+  const std::string out = (dir / "two").string();
+  check_fails({"consolidate", write_full_state_dict(dir / "run", two, config).string(), out}, 3,
+              {"student.lm_head.weight", "not explained by config.json"});
+}
+
+TEST_CASE("A folder of files, one for each step, names them") {
+  const TempDir dir;
+  for (const char* name : {"epoch=0-step=10.ckpt", "epoch=1-step=20.ckpt"})
+    write_torch(dir / "run/checkpoints" / name, {{"weight", floats({2}, {1, 2})}});
+  for (const char* command : {"convert", "consolidate"})
+    check_fails({command, (dir / "run").string(), (dir / "out").string()}, 3,
+                {"several weights files, give one of them: checkpoints/epoch=0-step=10.ckpt, "
+                 "checkpoints/epoch=1-step=20.ckpt"});
+}
+
+TEST_CASE("A step of verl that its run names and that does not exist is an error") {
+  const TempDir dir;
+  fs::create_directories(dir / "run/global_step_10");
+  fs::copy(kFsdp / "sharded", dir / "run/global_step_10/actor", fs::copy_options::recursive);
+  write_file(dir / "run/latest_checkpointed_iteration.txt", "20");
+  const std::string run = (dir / "run").string(), out = (dir / "out").string();
+  check_fails(
+      {"consolidate", run, out}, 3,
+      {"latest_checkpointed_iteration.txt: names the checkpoint global_step_20, which is not next to it", "--tag"});
+  run_well({"consolidate", run, out, "--tag", "global_step_10"});
+}
+
+TEST_CASE("The tokenizer of a run takes precedence over the original model's, also from above its step") {
+  const TempDir dir;
+  fs::copy(kDcp / "original", dir / "base", fs::copy_options::recursive);
+  write_file(dir / "base/tokenizer.json", "base");
+  write_torch(dir / "checkpoint-10/pytorch_model_fsdp.bin", read_model(kDcp / "original"));
+  write_file(dir / "checkpoint-10/tokenizer.json", "tuned");
+  const std::string base = (dir / "base").string();
+  run_well({"convert", (dir / "checkpoint-10").string(), (dir / "a").string(), "--config", base});
+  CHECK(read_file(dir / "a/tokenizer.json") == "tuned");
+  fs::create_directories(dir / "run");
+  fs::copy(kDcp / "sharded", dir / "run/step_5", fs::copy_options::recursive);
+  write_file(dir / "run/tokenizer.json", "tuned");
+  CHECK_THAT(run_well({"convert", (dir / "run/step_5").string(), (dir / "b").string(), "--config", base}).err,
+             Says("used the tokenizer of ") && Says("run, above the checkpoint"));
+  CHECK(read_file(dir / "b/tokenizer.json") == "tuned");
 }
 
 }  // namespace reshard::test

@@ -96,6 +96,17 @@ std::vector<std::string> folders_with_checkpoints(Files& files, const fs::path& 
   return folders;
 }
 
+/// Returns a hint that names the weights files in a folder of `directory`, such as one for each step; empty if there are
+/// none, or if they have names of ranks.
+std::string hint_for_files(Files& files, const fs::path& directory, const fs::path& folder) {
+  std::vector<std::string> names = possible_weights_files(files, directory / folder);
+  std::erase_if(names, [&](const std::string& name) { return has_rank_name(files, directory / folder / name); });
+  if (names.empty()) return {};
+  for (std::string& name : names) name = printable((folder / name).string());
+  return names.size() == 1 ? fmt::format("{} in it is a weights file: give that file", names.front())
+                           : fmt::format("it contains several weights files, give one of them: {}", list_names(names));
+}
+
 /// Returns a hint for a directory that is not a checkpoint: the folders in it that contain one, or its only weights
 /// file, or a likely mistake. May be empty.
 std::string hint_for_contents(Files& files, const fs::path& directory) {
@@ -114,9 +125,11 @@ std::string hint_for_contents(Files& files, const fs::path& directory) {
   const auto weights = only_weights_file(files, directory);
   if (weights && (*weights == kAdapterSafetensorsFile || *weights == kAdapterPytorchFile))
     return "it contains a LoRA adapter: to shard it, give the directory of its model, and this one as `adapter`";
-  if (weights && !has_rank_name(files, directory / *weights))
-    return fmt::format("{} in it is a weights file: give that file", printable(*weights));
-  return hint_for_misplaced_ranks(files, directory);
+  if (std::string hint = hint_for_files(files, directory, {}); !hint.empty()) return hint;
+  if (std::string hint = hint_for_misplaced_ranks(files, directory); !hint.empty()) return hint;
+  for (const std::string& name : folders_in(files, directory))
+    if (std::string hint = hint_for_files(files, directory, name); !hint.empty()) return hint;
+  return {};
 }
 
 /// \throws Error kUnsupported if files in `path` show that another system wrote them.

@@ -1,6 +1,7 @@
 #include "reshard/layouts/core/strangers.h"
 
 #include <algorithm>
+#include <span>
 #include <string>
 #include <unordered_set>
 
@@ -26,6 +27,21 @@ struct Stranger {
 };
 
 constexpr const char* kTakeOriginal = "use the Hugging Face model that it was converted from";
+
+constexpr const char* kLoraOfPeft = R"(\.lora_[AB]\.\w+\.weight$|\.lora_embedding_[AB]\.\w+$)";
+constexpr const char* kUnmerged = "a LoRA adapter that is not merged into the weights";
+
+/// Names that PEFT gives modules during training.
+constexpr Stranger kNamesOfPeft[] = {
+    {R"(\.base_layer\.)", kUnmerged,
+     "save the merged model (merge_and_unload), or convert it twice: `drop` \"lora_\" and `rename` \"base_layer\\.=\" "
+     "for "
+     "the base model, `keep` \"lora_\" for the adapter's tensors",
+     nullptr, nullptr, kLoraOfPeft, "programs that load the model do not know such names"},
+    {kLoraOfPeft, kUnmerged,
+     "save the adapter with PEFT's save_pretrained; without `config`, convert writes its tensors as they are", nullptr,
+     R"(\.base_layer\.)", nullptr, "the base model's weights are missing"},
+};
 
 /// The first row that matches any name is used, so specific rows come before general ones.
 constexpr Stranger kStrangers[] = {
@@ -105,6 +121,21 @@ Error error_for(const Stranger& row, const char* verb) {
   return error;
 }
 
+/// Returns an error for the first row that matches a name.
+/// \param skips_guesses  whether rows with a condition are ignored.
+std::optional<Error> first_match(std::span<const Stranger> rows, const std::vector<std::string_view>& names,
+                                 const std::unordered_set<std::string_view>& explained, bool skips_guesses) {
+  const std::unordered_set<std::string_view> all(names.begin(), names.end());
+  for (const Stranger& row : rows) {
+    if (skips_guesses && row.is_guess()) continue;
+    const Pattern pattern(row.pattern);
+    for (const std::string_view name : names)
+      if (explained.count(name) == 0 && pattern.found_in(name) && holds(row, name, all))
+        return error_for(row, "belongs to ").tensor(std::string(name));
+  }
+  return std::nullopt;
+}
+
 /// Returns an error for the first of the files in `directory` that another system writes, if there is one.
 std::optional<Error> strange_file(const std::vector<std::string>& names, const fs::path& directory) {
   for (const Stranger& row : kStrangeFiles) {
@@ -117,24 +148,17 @@ std::optional<Error> strange_file(const std::vector<std::string>& names, const f
 
 }  // namespace
 
-bool is_of_peft(std::string_view name) {
-  return name.find(".base_layer.") != name.npos;
+std::optional<Error> unmerged_adapter(const std::vector<std::string_view>& names) {
+  return first_match(kNamesOfPeft, names, {}, false);
 }
 
 std::optional<Error> stranger_among(const std::vector<std::string_view>& names, const Model* model,
                                     std::unordered_set<std::string_view> explained) {
-  const std::unordered_set<std::string_view> all(names.begin(), names.end());
   const bool is_plan = model != nullptr && model->by_config_plan;  // its parameters include every tensor
   if (model != nullptr && !is_plan)
     for (const ModelParameter& parameter : model->parameters) explained.insert(parameter.name);
-  for (const Stranger& row : kStrangers) {
-    if (is_plan && row.is_guess()) continue;
-    const Pattern pattern(row.pattern);
-    for (const std::string_view name : names)
-      if (explained.count(name) == 0 && pattern.found_in(name) && holds(row, name, all))
-        return error_for(row, "belongs to ").tensor(std::string(name));
-  }
-  return std::nullopt;
+  const auto of_peft = first_match(kNamesOfPeft, names, explained, is_plan);
+  return of_peft ? of_peft : first_match(kStrangers, names, explained, is_plan);
 }
 
 std::optional<Error> stranger_in(Files& files, const fs::path& path) {

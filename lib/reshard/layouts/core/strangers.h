@@ -25,12 +25,10 @@ std::optional<Error> stranger_among(const std::vector<std::string_view>& names, 
 /// folders. The Error contains a path. Lists each folder once.
 std::optional<Error> stranger_in(Files& files, const std::filesystem::path& path);
 
-/// Whether this name belongs to a linear that PEFT has wrapped, as in a model that was saved with its adapter.
-bool is_of_peft(std::string_view name);
-/// Remedy for models with such names.
-inline constexpr const char* kHintForPeft =
-    "save the merged model (merge_and_unload), or convert it twice: `drop` \"lora_\" and `rename` \"base_layer\\.=\" "
-    "for the base model, `keep` \"lora_\" for the adapter's tensors";
+/// Detects tensors that PEFT names during training: those of a model together with an adapter, or of the adapter alone.
+/// \returns an Error kUnsupported that reports a tensor and a remedy, without a path; std::nullopt if no name is of
+/// this kind.
+std::optional<Error> unmerged_adapter(const std::vector<std::string_view>& names);
 
 /// Remedy for checkpoints of NxD's mixture-of-experts modules.
 inline constexpr const char* kHintForExperts =

@@ -417,14 +417,18 @@ bool is_weights_name(std::string_view name) {
 
 }  // namespace
 
+std::vector<std::string> possible_weights_files(Files& files, const fs::path& directory) {
+  std::vector<std::string> names;
+  for (const DirectoryEntry& entry : files.list(directory))
+    if (entry.kind == FileKind::kFile && !entry.name.starts_with('.') && is_weights_name(entry.name))
+      names.push_back(entry.name);
+  std::sort(names.begin(), names.end(), natural_less);
+  return names;
+}
+
 std::optional<std::string> only_weights_file(Files& files, const fs::path& directory) {
-  std::optional<std::string> found;
-  for (const DirectoryEntry& entry : files.list(directory)) {
-    if (entry.kind != FileKind::kFile || entry.name.starts_with('.') || !is_weights_name(entry.name)) continue;
-    if (found) return std::nullopt;
-    found = entry.name;
-  }
-  return found;
+  const std::vector<std::string> names = possible_weights_files(files, directory);
+  return names.size() == 1 ? std::optional(names.front()) : std::nullopt;
 }
 
 }  // namespace reshard

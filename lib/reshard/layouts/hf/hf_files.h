@@ -51,6 +51,9 @@ struct HfIndexReport {
 std::vector<Container> read_hf_checkpoint(Files& files, const std::filesystem::path& directory,
                                           HfIndexReport* report = nullptr, const KnownModel& model = {nullptr});
 
+/// Returns the files in `directory` whose names may be those of whole models, in natural order.
+std::vector<std::string> possible_weights_files(Files& files, const std::filesystem::path& directory);
+
 /// Returns the only file in `directory` whose name may be that of a whole model; std::nullopt if there is not exactly
 /// one.
 std::optional<std::string> only_weights_file(Files& files, const std::filesystem::path& directory);

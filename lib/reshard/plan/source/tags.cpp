@@ -142,12 +142,29 @@ std::string read_name(Files& files, const fs::path& path) {
   return name;
 }
 
+/// Returns the error for a file that names a checkpoint which does not exist.
+Error names_none(const fs::path& file, const std::string& name) {
+  return Error(ErrorKind::kBadInput,
+               is_plain_name(name) ? fmt::format("names the checkpoint {}, which is not next to it", printable(name))
+                                   : fmt::format("contains \"{}\", which is not a folder name", printable(name)))
+      .in(file)
+      .hint("choose a checkpoint with `tag`, or give its own directory");
+}
+
+/// Returns the tag that verl's file names; std::nullopt without the file, and if it is Megatron-LM's.
+std::optional<LatestTag> read_latest_iteration(Files& files, const fs::path& directory) {
+  const fs::path file = directory / kIterationFile;
+  if (!files.is_file(file)) return std::nullopt;
+  const std::string step = kIterationFolder + read_name(files, file);
+  if (is_plain_name(step) && files.is_directory(directory / step)) return LatestTag{step, kIterationFile};
+  for (const DirectoryEntry& entry : files.list(directory))
+    if (entry.kind == FileKind::kDirectory && entry.name.starts_with(kIterationFolder)) throw names_none(file, step);
+  return std::nullopt;
+}
+
 /// Returns the tag that a file or link in the run's directory names, if there is one.
 std::optional<LatestTag> read_latest(Files& files, const fs::path& directory) {
-  if (const fs::path verl = directory / kIterationFile; files.is_file(verl))
-    if (const std::string step = kIterationFolder + read_name(files, verl);
-        is_plain_name(step) && files.is_directory(directory / step))
-      return LatestTag{step, kIterationFile};
+  if (auto latest = read_latest_iteration(files, directory)) return latest;
   const fs::path path = directory / kLatestFile;
   if (files.is_directory(path)) {  // a real folder is like any other
     const auto name = other_name(files, directory, kLatestFile);
@@ -156,11 +173,7 @@ std::optional<LatestTag> read_latest(Files& files, const fs::path& directory) {
   if (!files.is_file(path)) return std::nullopt;
   const std::string name = read_name(files, path);
   if (is_plain_name(name) && files.is_directory(directory / name)) return LatestTag{name, kLatestFile};
-  throw Error(ErrorKind::kBadInput,
-              is_plain_name(name) ? fmt::format("names the checkpoint {}, which is not next to it", printable(name))
-                                  : fmt::format("contains \"{}\", which is not a folder name", printable(name)))
-      .in(path)
-      .hint("choose a checkpoint with `tag`, or give its own directory");
+  throw names_none(path, name);
 }
 
 /// Returns the model in a folder, which is a checkpoint or a step of a run.

@@ -107,6 +107,18 @@ void note_moved_layers(Draft& draft, const Model& renamed) {
                          renamed.family->model_type, usual));
 }
 
+/// Refuses a model with an adapter that is not merged. Notes it if no config.json says that there is a model.
+void refuse_unmerged_adapter(Draft& draft) {
+  const Checkpoint& source = draft.source;
+  if (!source.adapters.empty()) return;
+  std::vector<std::string_view> names;
+  for (const LogicalTensor& tensor : draft.wanted) names.push_back(tensor.name);
+  auto unmerged = unmerged_adapter(names);
+  if (!unmerged) return;
+  if (!source.config.empty()) throw unmerged->in(source.path);
+  draft.note(fmt::format("{}; {}", unmerged->in(source.path).what(), unmerged->hint()));
+}
+
 /// Validates tensors that are not split, or whose split is recorded in files: some may be missing, and others may be
 /// added.
 void validate_complete(Draft& draft, const Request& request) {
@@ -114,6 +126,7 @@ void validate_complete(Draft& draft, const Request& request) {
     if (request.allow_missing) draft.note(fmt::format("`allow-missing` has no effect: {}", why));
   };
   const Checkpoint& source = draft.source;
+  if (request.names.empty()) refuse_unmerged_adapter(draft);
   if (!source.adapters.empty() || !source.model || source.model->quantization_problem)
     return note_idle("the tensors of the model are unknown");
   const Model model = renamed_model(draft, request.names, source.map.logical);
@@ -135,13 +148,6 @@ void validate_complete(Draft& draft, const Request& request) {
                                ? "1 tensor that config.json asks for is missing"
                                : fmt::format("{} tensors that config.json asks for are missing", missing.size());
   if (request.allow_missing) return draft.note(fmt::format("{}: {}", what, list_names(missing, SIZE_MAX)));
-  if (const auto peft = std::find_if(misfits.unlisted.begin(), misfits.unlisted.end(),
-                                     [](const LogicalTensor* tensor) { return is_of_peft(tensor->name); });
-      peft != misfits.unlisted.end() && request.names.empty())
-    throw Error(ErrorKind::kUnsupported, "belongs to a LoRA adapter that is not merged into the weights")
-        .in(source.path)
-        .tensor((*peft)->name)
-        .hint(kHintForPeft);
   const bool renumbers = is_renumbered(draft);
   throw Error(ErrorKind::kBadInput,
               fmt::format("{}{}: {}", what, renumbers ? " under the new numbers of layers" : "", list_names(missing)))
