@@ -208,6 +208,7 @@ TEST_CASE("The tensor inside a wrapper is read if it has the wrapper's dtype and
        {"another shape", wrapped(dict({{"_data", twelve}})), "of a tensor of float32 [12]"},
        {"a scale, too", wrapped(dict({{"_data", tensor()}, {"scale", twelve}})), "a subclass of Tensor"},
        {"a scale in a list", wrapped(dict({{"_data", tensor()}, {"scale", list({twelve})}})), "a subclass of Tensor"},
+       {"a number as scale", wrapped(dict({{"_data", tensor()}, {"_scale", number(2)}})), "a subclass of Tensor"},
        {"what is not searched", wrapped(dict({{"_data", tensor()}, {"x", many}})), "a subclass of Tensor"},
        {"nothing", wrapped(dict({})), "a subclass of Tensor"},
        {"no attributes", wrapped(kNone), "a subclass of Tensor"},

@@ -115,7 +115,8 @@ Rebuild TensorReader::unwrap(PickleRef node) const {
   throw unsupported("is rebuilt by " + printable(pickle_.class_name(callee)) + ", which is not supported");
 }
 
-/// Returns the only tensor among the attributes of a subclass of Tensor; kNoNode if others may contain tensors, too.
+/// Returns the only tensor among the attributes of a subclass of Tensor; kNoNode if others may contain tensors, too, or if
+/// one is a number that the tensor may have to be multiplied by.
 PickleRef TensorReader::inside(PickleRef attributes) const {
   if (attributes == kNoNode) return kNoNode;
   PickleRef found = kNoNode;
@@ -126,8 +127,11 @@ PickleRef TensorReader::inside(PickleRef attributes) const {
     const auto pairs = pickle_.pairs(dict);
     if (pairs.size() > kMaxMetadata) return kNoNode;
     for (const auto& [key, value] : pairs) {
-      if (std::ranges::count(kComputedAttributes, pickle_.text(key)) > 0 || !may_contain_storage(pickle_, value))
-        continue;
+      if (std::ranges::count(kComputedAttributes, pickle_.text(key)) > 0) continue;
+      const PickleKind kind = pickle_.kind(value);
+      const bool is_number = kind == PickleKind::kFloat || kind == PickleKind::kInt;
+      if (is_number && pickle_.text(key).find("scale") != std::string_view::npos) return kNoNode;
+      if (!may_contain_storage(pickle_, value)) continue;
       if (found != kNoNode || !file_.is_tensor(value)) return kNoNode;
       found = value;
     }
