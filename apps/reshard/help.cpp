@@ -193,6 +193,15 @@ std::optional<std::string> topic_text(const Command& command, const std::string&
   return std::nullopt;
 }
 
+/// The same for a topic of any command. What convert lacks is under the names of the commands that have it.
+std::optional<std::string> topic_text_of_any(const Command& program, const std::string& topic) {
+  if (auto text = topic_text(program.find_subcommand(kHasEveryTopic).value(), topic)) return text;
+  std::string all;
+  for (const Command& command : program.subcommands())
+    if (const auto text = topic_text(command, topic)) all += fmt::format("reshard {}:\n{}", command.name(), *text);
+  return all.empty() ? std::nullopt : std::optional(all);
+}
+
 }  // namespace
 
 std::vector<std::pair<int, std::string>> exit_codes() {
@@ -282,7 +291,7 @@ std::optional<HelpRequest> requested_help(const Command& program, const std::vec
     if (word(at) == "all" && word(at + 1).empty()) return HelpRequest{"", "all"};
     if (word(at).empty() || (word(at).starts_with('-') && word(0) != "help")) return HelpRequest{};
     if (is_command(word(at)) && word(at + 2).empty()) return HelpRequest{word(at), word(at + 1)};
-    const bool is_topic = topic_text(program.find_subcommand(kHasEveryTopic).value(), word(at)).has_value();
+    const bool is_topic = topic_text_of_any(program, word(at)).has_value();
     std::vector<std::string> commands;
     for (const Command& command : program.subcommands()) commands.push_back(command.name());
     const bool is_near_command = word(0) == "help" && !nearest(word(at), commands).empty();
@@ -316,7 +325,9 @@ std::string help_text(const Command& program, const HelpRequest& request) {
   }
   const Command command = program.find_subcommand(request.command.empty() ? kHasEveryTopic : request.command).value();
   if (request.topic.empty() || request.topic == "all") return command_text(command, !request.topic.empty());
-  if (const auto text = topic_text(command, request.topic)) return *text;
+  const auto text =
+      request.command.empty() ? topic_text_of_any(program, request.topic) : topic_text(command, request.topic);
+  if (text) return *text;
   const std::vector<std::string> topics = topics_of(command);
   std::vector<std::string> names = topics;
   for (const Option& option : command.options())

@@ -149,6 +149,8 @@ TEST_CASE("Help is found wherever it is asked for, on a group and on one option 
   CHECK(options_in("\n" + run_well({"shard", "--help", "dtype"}).out) == std::set<std::string>{"--dtype"});
   CHECK(run_well({"shard", "--help", "tp_size"}).out == run_well({"shard", "--help", "tp"}).out);
   check_fails({"help", "bogus"}, 2, {"reshard has no help on bogus"});
+  CHECK_THAT(run_well({"help", "--pickle"}).out, Says("reshard inspect:\n  --pickle"));
+  CHECK_THAT(run_well({"help", "complete"}).out, Says("reshard verify:\n  --complete"));
   check_fails({"shard", "--help", "dtyp"}, 2, {"reshard shard has no help on dtyp", "did you mean dtype?"});
   check_fails({"shard", "--help", "elephant"}, 2, {"the topics are all, mesh, layout"});
   check_fails({"shrad", "--help"}, 2, {"did you mean shard?"});
