@@ -117,7 +117,7 @@ void take_vocabulary(Files& files, Checkpoint& checkpoint, const ReadContext& co
   const std::set<std::string> of_vocabulary = vocabulary_parameters(*with_prefixes_of(model.family, names));
   for (const Container& file : containers)
     for (const TensorEntry& tensor : file.tensors) {
-      if (of_vocabulary.count(tensor.name) == 0) continue;
+      if (of_vocabulary.count(tensor.name) == 0 || names.count(tensor.name) == 0) continue;
       if (!is_plain(tensor) || tensor.shape.empty()) return;
       if (largest != nullptr && tensor.shape[0] != largest->shape[0]) return;
       largest = &tensor;
@@ -204,10 +204,10 @@ void read_trained_model(Files& files, Checkpoint& checkpoint, const ReadContext&
   names.reserve(tensors.tensors.size());
   for (const TensorEntry& tensor : tensors.tensors)
     if (packed.by_name.count(tensor.name) == 0) names.insert(tensor.name);
+  take_vocabulary(files, checkpoint, context, {&tensors, 1}, names);  // other programs' padding is cut off
   const std::vector<std::string> in_packed = packed.tensors();
   names.insert(in_packed.begin(), in_packed.end());
   leave_out_quantization(files, checkpoint, tensors);
-  take_vocabulary(files, checkpoint, context, {&tensors, 1}, names);
   read_model(files, checkpoint, context, names, [&](const ModelConfig& config, std::vector<std::string>& notes) {
     return planned_model(config, {tensors}, notes);
   });

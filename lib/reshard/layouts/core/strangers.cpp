@@ -121,6 +121,19 @@ Error error_for(const Stranger& row, const char* verb) {
   return error;
 }
 
+/// Whether the model's parameters include every tensor.
+bool is_plan(const Model* model) {
+  return model != nullptr && model->by_config_plan;
+}
+
+/// Returns the names of the model's parameters that its family describes.
+std::unordered_set<std::string_view> explained_by(const Model* model) {
+  std::unordered_set<std::string_view> names;
+  if (model != nullptr && !is_plan(model))
+    for (const ModelParameter& parameter : model->parameters) names.insert(parameter.name);
+  return names;
+}
+
 /// Returns an error for the first row that matches a name.
 /// \param skips_guesses  whether rows with a condition are ignored.
 std::optional<Error> first_match(std::span<const Stranger> rows, const std::vector<std::string_view>& names,
@@ -148,17 +161,15 @@ std::optional<Error> strange_file(const std::vector<std::string>& names, const f
 
 }  // namespace
 
-std::optional<Error> unmerged_adapter(const std::vector<std::string_view>& names) {
-  return first_match(kNamesOfPeft, names, {}, false);
+std::optional<Error> unmerged_adapter(const std::vector<std::string_view>& names, const Model* model) {
+  return first_match(kNamesOfPeft, names, explained_by(model), is_plan(model));
 }
 
 std::optional<Error> stranger_among(const std::vector<std::string_view>& names, const Model* model,
                                     std::unordered_set<std::string_view> explained) {
-  const bool is_plan = model != nullptr && model->by_config_plan;  // its parameters include every tensor
-  if (model != nullptr && !is_plan)
-    for (const ModelParameter& parameter : model->parameters) explained.insert(parameter.name);
-  const auto of_peft = first_match(kNamesOfPeft, names, explained, is_plan);
-  return of_peft ? of_peft : first_match(kStrangers, names, explained, is_plan);
+  explained.merge(explained_by(model));
+  const auto of_peft = first_match(kNamesOfPeft, names, explained, is_plan(model));
+  return of_peft ? of_peft : first_match(kStrangers, names, explained, is_plan(model));
 }
 
 std::optional<Error> stranger_in(Files& files, const fs::path& path) {

@@ -26,9 +26,10 @@ std::optional<Error> stranger_among(const std::vector<std::string_view>& names, 
 std::optional<Error> stranger_in(Files& files, const std::filesystem::path& path);
 
 /// Detects tensors that PEFT names during training: those of a model together with an adapter, or of the adapter alone.
+/// \param model  As for stranger_among: some models have adapters of their own.
 /// \returns an Error kUnsupported that reports a tensor and a remedy, without a path; std::nullopt if no name is of
 /// this kind.
-std::optional<Error> unmerged_adapter(const std::vector<std::string_view>& names);
+std::optional<Error> unmerged_adapter(const std::vector<std::string_view>& names, const Model* model);
 
 /// Remedy for checkpoints of NxD's mixture-of-experts modules.
 inline constexpr const char* kHintForExperts =

@@ -607,7 +607,8 @@ OldNames take_out_wrappers(std::span<Container* const> containers, const KnownMo
     for (std::string& name : names) name = model.rename(name);
   if (std::none_of(containers.begin(), containers.end(), is_of_peft)) {
     take_out_words(names, wrappers);
-    if (model.family != nullptr && !model.is_part) take_out_prefix(names, *model.family, wrappers);
+    const bool is_renamed = model.rename != nullptr;  // patterns match the names in the files
+    if (model.family != nullptr && !model.is_part && !is_renamed) take_out_prefix(names, *model.family, wrappers);
   }
   if (!renames && wrappers.empty()) {
     note_removed(wrappers, extra_states, notes);

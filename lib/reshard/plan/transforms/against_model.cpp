@@ -113,7 +113,7 @@ void refuse_unmerged_adapter(Draft& draft) {
   if (!source.adapters.empty()) return;
   std::vector<std::string_view> names;
   for (const LogicalTensor& tensor : draft.wanted) names.push_back(tensor.name);
-  auto unmerged = unmerged_adapter(names);
+  auto unmerged = unmerged_adapter(names, source.model ? &*source.model : nullptr);
   if (!unmerged) return;
   if (!source.config.empty()) throw unmerged->in(source.path);
   draft.note(fmt::format("{}; {}", unmerged->in(source.path).what(), unmerged->hint()));
