@@ -62,10 +62,19 @@ TEST_CASE("A finished model at the top of a run is not passed over for a checkpo
   fs::copy(kDcp / "sharded", dir / "run/checkpoint-10", fs::copy_options::recursive);
   const std::string run = (dir / "run").string(), out = (dir / "out").string();
   check_fails({"consolidate", run, out}, 3,
-              {"contains a finished model or adapter, and checkpoints of its training: checkpoint-10", "--tag"});
+              {"contains a finished model, and checkpoints of its training: checkpoint-10", "--tag"});
   run_well({"consolidate", run, out, "--tag", "checkpoint-10"});
   run_well({"convert", run, out, "--force"});  // the finished one
   CHECK((read_model(out) == read_model(kDcp / "original")));
+}
+
+TEST_CASE("A finished adapter beside the tag folder of its training is named") {
+  const TempDir dir;
+  write_adapter(dir / "checkpoint-5");
+  fs::copy(kDcp / "sharded", dir / "checkpoint-5/global_step10", fs::copy_options::recursive);
+  check_fails(
+      {"consolidate", (dir / "checkpoint-5").string(), (dir / "out").string()}, 3,
+      {"contains a finished adapter, adapter_model.safetensors, and checkpoints of its training: global_step10"});
 }
 
 TEST_CASE("A link to the folder of a step is read as the step") {

@@ -279,7 +279,7 @@ TEST_CASE("A path that is a checkpoint, a file or nothing is taken as it is, wha
   CHECK(find_checkpoint(files, temp / "run/model.safetensors", {}).path == temp / "run/model.safetensors");
   // Only shards can be consolidated, but the model in the directory is newer than those of the step.
   check_refused([&] { find_checkpoint(files, temp / "run", {}, SourceKind::kShards); },
-                {.path = temp / "run", .says = "contains a finished model or adapter", .hint = "`tag`"});
+                {.path = temp / "run", .says = "contains a finished model, and", .hint = "`tag`"});
   CHECK(find_checkpoint(files, temp / "run", "step_3").path == temp / "run/step_3");
   files.write(temp / "trainer/checkpoint-10/model.safetensors", "");
   CHECK(find_checkpoint(files, temp / "trainer", {}, SourceKind::kShards).path == temp / "trainer");

@@ -399,8 +399,12 @@ void validate_unfinished(Files& files, const fs::path& directory) {
   std::vector<Tag> tags = list_tags(files, directory);
   std::erase_if(tags, [](const Tag& tag) { return !tag.has_shards; });
   if (tags.empty()) return;
-  throw Error(ErrorKind::kBadInput,
-              "contains a finished model or adapter, and checkpoints of its training: " + names_text(tags))
+  const char* const adapter =
+      files.exists(directory / kAdapterSafetensorsFile) ? kAdapterSafetensorsFile : kAdapterPytorchFile;
+  throw Error(
+      ErrorKind::kBadInput,
+      fmt::format("contains a finished {}, and checkpoints of its training: {}",
+                  find_whole(files, directory) ? "model" : fmt::format("adapter, {}", adapter), names_text(tags)))
       .in(directory)
       .hint(
           "the finished one needs no consolidation: use it as it is, or with convert; to consolidate a checkpoint, "
