@@ -135,7 +135,8 @@ run_trixie() {
   mount -t proc proc "$root/proc"
   mount --rbind /dev "$root/dev" # with terminals
   mount --make-rslave "$root/dev"
-  RESHARD_TEST_SHARE=${TEST_SHARE:-16} CTEST_PARALLEL_LEVEL=$(nproc) chroot "$root" env --unset=TMPDIR bash -c '
+  RESHARD_TEST_SHARE=${TEST_SHARE:-16} CTEST_PARALLEL_LEVEL=$(nproc) chroot "$root" env --unset=TMPDIR \
+    --unset=CMAKE_CXX_COMPILER_LAUNCHER --unset=LDFLAGS bash -c '
     apt-get update && apt-get install -y --no-install-recommends python3-torch python3-numpy # which loads what we write
     cd /reshard && scripts/install-packages.sh &&
       cmake --preset dev && cmake --build --preset dev && ctest --preset dev'
