@@ -80,7 +80,7 @@ run_share() {
 run_install() {
   step "Install and demo, as README has them"
   scripts/install-packages.sh
-  cmake --preset release -DRESHARD_BUILD_TESTS=OFF && cmake --build --preset release
+  cmake --fresh --preset release -DRESHARD_BUILD_TESTS=OFF && cmake --build --preset release
   scripts/check-package.sh build/release
   scripts/demo.sh
   step "Tests of what is installed, as README has them"
@@ -139,7 +139,8 @@ run_trixie() {
     --unset=CMAKE_CXX_COMPILER_LAUNCHER --unset=LDFLAGS bash -c '
     apt-get update && apt-get install -y --no-install-recommends python3-torch python3-numpy # which loads what we write
     cd /reshard && scripts/install-packages.sh &&
-      cmake --preset dev && cmake --build --preset dev && ctest --preset dev'
+      cmake --preset dev -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=16 &&
+      cmake --build --preset dev && ctest --preset dev'
 }
 
 # Builds the program as it is released, and make_model.

@@ -14,13 +14,13 @@ namespace reshard::test {
 namespace fs = std::filesystem;
 
 nlohmann::json TinyModel::config() const {
-  nlohmann::json json{
+  nlohmann::json values{
       {"model_type", model_type},    {"hidden_size", hidden},        {"intermediate_size", intermediate},
       {"num_hidden_layers", layers}, {"num_attention_heads", heads}, {"num_key_value_heads", kv_heads},
       {"head_dim", head_dim},        {"vocab_size", vocab},          {"tie_word_embeddings", tied}};
-  if (attention_bias) json["attention_bias"] = true;
-  if (mlp_bias) json["mlp_bias"] = true;
-  return json;
+  if (attention_bias) values["attention_bias"] = true;
+  if (mlp_bias) values["mlp_bias"] = true;
+  return values;
 }
 
 std::vector<TinyParameter> parameters_of(const TinyModel& model) {
