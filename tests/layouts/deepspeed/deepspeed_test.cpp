@@ -301,6 +301,17 @@ TEST_CASE("Files of two checkpoints are refused") {
        }},
       {"optimizers of two steps, of ZeRO 3", 3, 2, copy_earlier_optimizer, says_earlier_optimizer},
       {"optimizers of two steps, of ZeRO 2", 2, 2, copy_earlier_optimizer, says_earlier_optimizer},
+      {"one rank's optimizer over another's", 3, 2,
+       [](const fs::path& folder) {
+         ZeroModel model = small_model(40);
+         Random random(2);
+         write_zero(folder, model, 3, 2, 1, random);
+         copy_over(optim_file(folder, 0), optim_file(folder, 1));
+       },
+       [](const fs::path& folder) {
+         return Refusal{.path = optim_file(folder, 1),
+                        .says = "has the same weights as bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt"};
+       }},
       {"two stages", 3, 2,
        [](const fs::path& folder) { copy_over(other_save(folder, 2, 2, 5) / kModelFile, folder / kModelFile); },
        saying({"of ZeRO 1 or 2 and", "of ZeRO 3"})},

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <set>
 #include <string>
 #include <unordered_map>
@@ -14,6 +15,7 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
+#include "reshard/formats/common/open_weights.h"
 #include "reshard/io/read_each.h"
 #include "reshard/layouts/deepspeed/zero_folder.h"
 #include "reshard/layouts/deepspeed/zero_partitions.h"
@@ -131,14 +133,60 @@ void validate_same(const ZeroModelStates& first, const ZeroModelStates& other) {
   if (other.global_steps != first.global_steps) refuse("global_steps");
 }
 
-/// Validates that the optimizers of all ranks have made as many steps.
+/// Validates that the optimizers of all ranks that record it have made the same number of steps.
 void validate_same_step(const std::vector<ZeroOptimStates>& states) {
-  const ZeroOptimStates& first = states.front();
-  for (const ZeroOptimStates& other : states)
-    if (first.step && other.step && *other.step != *first.step)
-      throw bad(other.file.path, fmt::format("its optimizer has made {} steps, but that of {} {}", *other.step,
-                                             first.file.path.filename().string(), *first.step))
+  const ZeroOptimStates* first = nullptr;
+  for (const ZeroOptimStates& one : states) {
+    if (!one.step) continue;
+    if (first == nullptr) first = &one;
+    if (*one.step != *first->step)
+      throw bad(one.file.path, fmt::format("its optimizer has made {} steps, but that of {} {}", *one.step,
+                                           first->file.path.filename().string(), *first->step))
           .hint(kMixedFiles);
+  }
+}
+
+/// Returns the first bytes of a rank's weights; empty if they have few different values, as new weights may.
+std::vector<std::byte> sample_of(const Source& source, const TensorEntry& masters) {
+  constexpr std::uint64_t kBytes = 4096;
+  constexpr std::size_t kFewValues = 16;
+  std::vector<std::byte> bytes(std::min(masters.size_bytes, kBytes));
+  source.read_at(masters.offset_bytes, bytes);
+  std::set<std::string_view> values;
+  const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  for (std::size_t at = 0; at + 4 <= text.size(); at += 4) values.insert(text.substr(at, 4));
+  return values.size() > kFewValues ? bytes : std::vector<std::byte>();
+}
+
+bool have_same_bytes(const Source& a, const TensorEntry& in_a, const Source& b, const TensorEntry& in_b) {
+  constexpr std::uint64_t kBlockBytes = std::uint64_t{1} << 20;
+  if (in_a.size_bytes != in_b.size_bytes) return false;
+  std::vector<std::byte> x, y;
+  for (std::uint64_t at = 0; at < in_a.size_bytes; at += kBlockBytes) {
+    x.resize(std::min(kBlockBytes, in_a.size_bytes - at));
+    y.resize(x.size());
+    a.read_at(in_a.offset_bytes + at, x);
+    b.read_at(in_b.offset_bytes + at, y);
+    if (x != y) return false;
+  }
+  return true;
+}
+
+/// Validates that no two ranks have the same weights, as when a file was copied over another.
+void validate_weights_differ(Files& files, const std::vector<ZeroOptimStates>& states) {
+  std::map<std::vector<std::byte>, const ZeroOptimStates*> seen;
+  for (const ZeroOptimStates& rank : states) {
+    if (rank.masters.empty()) continue;
+    const auto source = open_weights(files, rank.file.path);
+    std::vector<std::byte> sample = sample_of(*source, rank.masters.front());
+    if (sample.empty()) continue;
+    const auto [other, is_new] = seen.emplace(std::move(sample), &rank);
+    if (is_new) continue;
+    const auto open_other = open_weights(files, other->second->file.path);
+    if (have_same_bytes(*source, rank.masters.front(), *open_other, other->second->masters.front()))
+      throw bad(rank.file.path, fmt::format("has the same weights as {}", other->second->file.path.filename().string()))
+          .hint("one of the files was copied over the other: copy the rank's own file here");
+  }
 }
 
 /// Assembles a checkpoint from the files of a tag folder.
@@ -269,6 +317,7 @@ void Builder::read_masters() {
     result_.replica_files = static_cast<std::uint32_t>(states.size() - group);
     states.erase(states.begin() + static_cast<std::ptrdiff_t>(group), states.end());
   }
+  validate_weights_differ(files_, states);
   result_.ranks = static_cast<std::uint32_t>(states.size());
   const ZeroRanks ranks{states, static_cast<std::uint32_t>(result_.files.size())};
   if (result_.stage == 3 && folder_.model_states)

@@ -70,13 +70,14 @@ class ZeroReader {
   }
 
   TensorEntry tensor(PickleRef node, const std::string& name) const { return file_.tensor(node, name); }
-  /// Returns a number, which may be stored as a tensor without dims; std::nullopt for any other value.
+  /// Returns a number, which may be stored as a tensor of one element; std::nullopt for any other value.
   std::optional<double> plain_number(PickleRef node) const {
     if (pickle_.kind(node) == PickleKind::kInt) return static_cast<double>(pickle_.integer(node));
+    if (pickle_.kind(node) == PickleKind::kFloat) return pickle_.real(node);
     if (!is_tensor(node)) return std::nullopt;
     const TensorEntry stored = tensor(node, "a number");
     std::array<std::byte, sizeof(std::uint64_t)> buffer;
-    if (!stored.shape.empty() || bits(stored.dtype) % 8 != 0 || bits(stored.dtype) / 8 > buffer.size())
+    if (num_elems(stored.shape) != 1u || bits(stored.dtype) % 8 != 0 || bits(stored.dtype) / 8 > buffer.size())
       return std::nullopt;
     const auto bytes = std::span(buffer).first(bits(stored.dtype) / 8);
     source_->read_at(stored.offset_bytes, bytes);
@@ -161,17 +162,29 @@ std::vector<TensorEntry> read_masters(const ZeroReader& reader, PickleRef node, 
   return masters;
 }
 
-/// {"state": {group: {"exp_avg": tensor, "step": number, …}}}
+/// Reads the number of steps that the groups of an optimizer record, as some of DeepSpeed's do.
+void read_step(ZeroReader& reader, PickleRef groups, ZeroOptimStates& states) {
+  if (groups == kNoNode || reader.pickle().kind(groups) != PickleKind::kList) return;
+  for (const PickleRef group : reader.pickle().items(groups)) {
+    if (states.step || !is_mapping(reader.pickle(), group)) return;
+    const PickleRef step = reader.get(reader.items(group, "param_groups"), "step");
+    if (step != kNoNode) states.step = reader.plain_number(step);
+  }
+}
+
+/// {"state": {group: {"exp_avg": tensor, "step": number, …}}, "param_groups": […]}
 void read_state(ZeroReader& reader, PickleRef optimizer, ZeroOptimStates& states) {
   if (optimizer == kNoNode || !is_mapping(reader.pickle(), optimizer)) return;
-  const PickleRef state = reader.get(reader.items(optimizer, "optimizer_state_dict"), "state");
+  const auto items = reader.items(optimizer, "optimizer_state_dict");
+  read_step(reader, reader.get(items, "param_groups"), states);
+  const PickleRef state = reader.get(items, "state");
   if (state == kNoNode || !is_mapping(reader.pickle(), state)) return;
   for (const auto& [group, values] : reader.items(state, "state")) {
     if (!is_mapping(reader.pickle(), values)) continue;
-    const auto items = reader.items(values, "state");
-    if (const PickleRef step = reader.get(items, "step"); step != kNoNode && !states.step)
+    const auto of_group = reader.items(values, "state");
+    if (const PickleRef step = reader.get(of_group, "step"); step != kNoNode && !states.step)
       states.step = reader.plain_number(step);
-    for (const auto& [key, value] : items) {
+    for (const auto& [key, value] : of_group) {
       if (!reader.is_tensor(value)) continue;
       ++states.state.tensors;
       states.state.bytes += reader.tensor(value, "an optimizer state").size_bytes;

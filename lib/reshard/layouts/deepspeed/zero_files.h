@@ -1,6 +1,7 @@
 // Readers for the files of DeepSpeed's ZeRO: each rank's parameters, weights and partitions. The format follows
 // deepspeed/runtime/engine.py, runtime/zero/stage_1_and_2.py and stage3.py of 0.18. zero_partitions.h maps partitions
-// to parameters. Of tensors, only the number of steps is read.
+// to parameters. Reads no bytes of tensors, except of
+// the number of steps.
 #pragma once
 
 #include <cstdint>
