@@ -1,7 +1,8 @@
 #include "reshard/layouts/core/strangers.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
-#include <span>
 #include <string>
 #include <unordered_set>
 
@@ -28,20 +29,11 @@ struct Stranger {
 
 constexpr const char* kTakeOriginal = "use the Hugging Face model that it was converted from";
 
-constexpr const char* kLoraOfPeft = R"(\.lora_[AB]\.\w+\.weight$|\.lora_embedding_[AB]\.\w+$)";
-constexpr const char* kUnmerged = "a LoRA adapter that is not merged into the weights";
+/// Names in a model with an adapter: as PEFT names them in training, with the name of the adapter, and as it and other
+/// programs save them.
+constexpr const char* kOfAdapter = R"(\.lora_(embedding_)?[ABab](\.|$)|\.base_layer\.)";
 
-/// Names that PEFT gives modules during training.
-constexpr Stranger kNamesOfPeft[] = {
-    {R"(\.base_layer\.)", kUnmerged,
-     "save the merged model (merge_and_unload), or convert it twice: `drop` \"lora_\" and `rename` \"base_layer\\.=\" "
-     "for "
-     "the base model, `keep` \"lora_\" for the adapter's tensors",
-     nullptr, nullptr, kLoraOfPeft, "programs that load the model do not know such names"},
-    {kLoraOfPeft, kUnmerged,
-     "save the adapter with PEFT's save_pretrained; without `config`, convert writes its tensors as they are", nullptr,
-     R"(\.base_layer\.)", nullptr, "the base model's weights are missing"},
-};
+constexpr const char* kUnmerged = "a LoRA adapter that is not merged into the weights";
 
 /// The first row that matches any name is used, so specific rows come before general ones.
 constexpr Stranger kStrangers[] = {
@@ -51,8 +43,7 @@ constexpr Stranger kStrangers[] = {
     {R"((^|\.)medusa_heads?[_.])", "Medusa heads", "use the Hugging Face model without them"},
     {R"(\.lora_[AB]\.weight_active$)", "NxD Inference's multi-LoRA serving",
      "use the Hugging Face model and the adapters that the files were converted from"},
-    {R"(\.lora_(embedding_)?[AB]\.|\.base_layer\.)", "a LoRA adapter that is not merged into the weights",
-     "save the merged model: in NxD with save_lora_base and merge_lora, in PEFT with merge_and_unload"},
+    {kOfAdapter, kUnmerged, nullptr},
     {R"(\.(cte|tkg)_(qkv_proj|o_proj|mlp)\.)",
      "NxD Inference's separate weights for context encoding and token generation (cp_degree, attention_dp_degree, "
      "mlp_cp_degree)",
@@ -134,19 +125,23 @@ std::unordered_set<std::string_view> explained_by(const Model* model) {
   return names;
 }
 
-/// Returns an error for the first row that matches a name.
-/// \param skips_guesses  whether rows with a condition are ignored.
-std::optional<Error> first_match(std::span<const Stranger> rows, const std::vector<std::string_view>& names,
-                                 const std::unordered_set<std::string_view>& explained, bool skips_guesses) {
-  const std::unordered_set<std::string_view> all(names.begin(), names.end());
-  for (const Stranger& row : rows) {
-    if (skips_guesses && row.is_guess()) continue;
-    const Pattern pattern(row.pattern);
-    for (const std::string_view name : names)
-      if (explained.count(name) == 0 && pattern.found_in(name) && holds(row, name, all))
-        return error_for(row, "belongs to ").tensor(std::string(name));
-  }
-  return std::nullopt;
+/// Returns the error for the tensor of an adapter.
+Error unmerged_error(std::string_view tensor, const std::vector<std::string_view>& names) {
+  const Pattern pattern(kOfAdapter);
+  const auto is_base = [&](std::string_view name) { return !pattern.found_in(name); };
+  const auto is_wrapped = [](std::string_view name) { return name.find(".base_layer.") != name.npos; };
+  const bool has_base_layers = std::any_of(names.begin(), names.end(), is_wrapped);
+  const bool is_alone = !has_base_layers && std::none_of(names.begin(), names.end(), is_base);
+  Error error(ErrorKind::kUnsupported,
+              fmt::format("belongs to {}{}", kUnmerged, is_alone ? "; the base model's weights are missing" : ""));
+  error.hint(
+      is_alone
+          ? "save the adapter with PEFT's save_pretrained; without `config`, convert writes its tensors as they are"
+          : fmt::format("save the merged model: in NxD with save_lora_base and merge_lora, in PEFT with "
+                        "merge_and_unload; or convert it twice: `drop` \"lora_\"{} for the base model, `keep` "
+                        "\"lora_\" for the adapter's tensors",
+                        has_base_layers ? " and `rename` \"base_layer\\.=\"" : ""));
+  return error.tensor(std::string(tensor));
 }
 
 /// Returns an error for the first of the files in `directory` that another system writes, if there is one.
@@ -162,14 +157,28 @@ std::optional<Error> strange_file(const std::vector<std::string>& names, const f
 }  // namespace
 
 std::optional<Error> unmerged_adapter(const std::vector<std::string_view>& names, const Model* model) {
-  return first_match(kNamesOfPeft, names, explained_by(model), is_plan(model));
+  if (is_plan(model)) return std::nullopt;
+  const Pattern pattern(kOfAdapter);
+  const std::unordered_set<std::string_view> explained = explained_by(model);
+  for (const std::string_view name : names)
+    if (explained.count(name) == 0 && pattern.found_in(name)) return unmerged_error(name, names);
+  return std::nullopt;
 }
 
 std::optional<Error> stranger_among(const std::vector<std::string_view>& names, const Model* model,
                                     std::unordered_set<std::string_view> explained) {
+  const std::unordered_set<std::string_view> all(names.begin(), names.end());
   explained.merge(explained_by(model));
-  const auto of_peft = first_match(kNamesOfPeft, names, explained, is_plan(model));
-  return of_peft ? of_peft : first_match(kStrangers, names, explained, is_plan(model));
+  for (const Stranger& row : kStrangers) {
+    if (is_plan(model) && row.is_guess()) continue;
+    const Pattern pattern(row.pattern);
+    for (const std::string_view name : names) {
+      if (explained.count(name) > 0 || !pattern.found_in(name) || !holds(row, name, all)) continue;
+      return row.pattern == kOfAdapter ? unmerged_error(name, names)
+                                       : error_for(row, "belongs to ").tensor(std::string(name));
+    }
+  }
+  return std::nullopt;
 }
 
 std::optional<Error> stranger_in(Files& files, const fs::path& path) {

@@ -25,7 +25,7 @@ std::optional<Error> stranger_among(const std::vector<std::string_view>& names, 
 /// folders. The Error contains a path. Lists each folder once.
 std::optional<Error> stranger_in(Files& files, const std::filesystem::path& path);
 
-/// Detects tensors that PEFT names during training: those of a model together with an adapter, or of the adapter alone.
+/// Detects the tensors of an adapter that is not merged into its model.
 /// \param model  As for stranger_among: some models have adapters of their own.
 /// \returns an Error kUnsupported that reports a tensor and a remedy, without a path; std::nullopt if no name is of
 /// this kind.

@@ -395,7 +395,7 @@ void erase_prefix(std::vector<std::string>& names, const Body& body) {
 /// Removes from the names the words that trainers put before all names of a model, and "module" anywhere if more names
 /// then belong to a known family. Adds the removed words to `wrappers`.
 void take_out_words(std::vector<std::string>& names, std::set<std::string>& wrappers) {
-  if (names.empty() || is_adapter(names)) return;
+  if (names.empty()) return;
   const bool has_module = std::any_of(
       names.begin(), names.end(), [](const std::string& name) { return is_one_of(kModuleWrapper, split(name, '.')); });
   if (!has_module && std::none_of(names.begin(), names.end(), may_be_wrapped)) return;
@@ -426,20 +426,27 @@ void take_out_words(std::vector<std::string>& names, std::set<std::string>& wrap
   }
 }
 
-/// Removes any prefix from the names of a whole model of this family if it has only one. Adds its words to `wrappers`.
-void take_out_prefix(std::vector<std::string>& names, const Family& family, std::set<std::string>& wrappers) {
-  if (is_adapter(names)) return;
+/// Removes the prefix of a whole model of this family from the names, whatever it is. Leaves the names as they are if they
+/// have two copies of a parameter, as of a student and its teacher, or if the model may be a part of a larger one.
+/// \returns the prefix; empty if no name changed.
+std::string take_out_prefix(std::vector<std::string>& names, const Family& family) {
   const Names known = parameter_names(family);
   const Votes votes = vote(names, known);
   const std::string prefix = chosen_prefix(votes);
-  if (prefix.empty() || !fits_most(names, votes)) return;
+  if (prefix.empty() || !fits_most(names, votes)) return {};
+  const auto is_copy = [&](const auto& one) { return !prefix.starts_with(one.first); };
+  if (std::any_of(votes.begin(), votes.end(), is_copy)) return {};
   const Body body = body_of(names, prefix, false, known);
-  if (has_part_of_larger(prefix) && !have_prefix(names, prefix) && !body.has_all()) return;
-  const auto is_another = [&](const auto& one) { return one.first != prefix && 2 * one.second > most(votes); };
-  if (std::any_of(votes.begin(), votes.end(), is_another)) return;  // such as a student and its teacher
+  if (has_part_of_larger(prefix) && !have_prefix(names, prefix) && !body.has_all()) return {};
   erase_prefix(names, body);
-  for (std::string& word : split(std::string_view(prefix).substr(0, prefix.size() - 1), '.'))
-    wrappers.insert(std::move(word));
+  return prefix;
+}
+
+/// Removes the words that trainers put before all names of a larger model, of which this family is a part.
+std::string take_out_container(std::vector<std::string>& names, const Family& family) {
+  const std::string prefix = container_prefix(names, chosen_prefix(vote(names, parameter_names(family))));
+  for (std::string& name : names) name.erase(0, prefix.size());
+  return prefix;
 }
 
 /// Whether PEFT saved the file, whose names all begin with words that trainers put before a model's.
@@ -605,15 +612,15 @@ OldNames take_out_wrappers(std::span<Container* const> containers, const KnownMo
   std::vector<std::string> names = old;
   if (renames)
     for (std::string& name : names) name = model.rename(name);
-  if (std::none_of(containers.begin(), containers.end(), is_of_peft)) {
+  std::string prefix;
+  if (std::none_of(containers.begin(), containers.end(), is_of_peft) && !is_adapter(old)) {
     take_out_words(names, wrappers);
-    const bool is_renamed = model.rename != nullptr;  // patterns match the names in the files
-    if (model.family != nullptr && !model.is_part && !is_renamed) take_out_prefix(names, *model.family, wrappers);
+    if (model.family != nullptr)
+      prefix = model.is_part ? take_out_container(names, *model.family) : take_out_prefix(names, *model.family);
   }
-  if (!renames && wrappers.empty()) {
-    note_removed(wrappers, extra_states, notes);
-    return {};
-  }
+  note_removed(wrappers, extra_states, notes);
+  if (!prefix.empty()) notes.push_back("names of tensors are read without the prefix " + printable(prefix));
+  if (!renames && wrappers.empty() && prefix.empty()) return {};
   OldNames old_names;
   for (std::size_t i = 0; i < tensors && renames; ++i)
     if (names[i] != old[i]) old_names.emplace(names[i], old[i]);
@@ -623,7 +630,6 @@ OldNames take_out_wrappers(std::span<Container* const> containers, const KnownMo
     name += static_cast<std::ptrdiff_t>(file->tensors.size());
   }
   for (std::string* one : further) *one = std::move(*name++);
-  note_removed(wrappers, extra_states, notes);
   return old_names;
 }
 

@@ -29,7 +29,7 @@ void validate_shapes(Draft& draft, const Misfits& misfits) {
   const auto& [tensor, expected] = misfits.shapes.front();
   const std::string what = fmt::format("has the shape {}, but config.json asks for {}", to_string(tensor->shape),
                                        to_string(expected->shape));
-  if (draft.source.layout != nullptr && draft.source.layout != &whole_layout())
+  if (draft.source.config_given || (draft.source.layout != nullptr && draft.source.layout != &whole_layout()))
     throw Error(ErrorKind::kBadInput, what)
         .in(draft.source.path)
         .tensor(tensor->name)
@@ -107,7 +107,7 @@ void note_moved_layers(Draft& draft, const Model& renamed) {
                          renamed.family->model_type, usual));
 }
 
-/// Refuses a model with an adapter that is not merged. Notes it if no config.json says that there is a model.
+/// Refuses a model of a known family with an adapter that is not merged. Notes it in a file of which nothing is known.
 void refuse_unmerged_adapter(Draft& draft) {
   const Checkpoint& source = draft.source;
   if (!source.adapters.empty()) return;
@@ -115,8 +115,8 @@ void refuse_unmerged_adapter(Draft& draft) {
   for (const LogicalTensor& tensor : draft.wanted) names.push_back(tensor.name);
   auto unmerged = unmerged_adapter(names, source.model ? &*source.model : nullptr);
   if (!unmerged) return;
-  if (!source.config.empty()) throw unmerged->in(source.path);
-  draft.note(fmt::format("{}; {}", unmerged->in(source.path).what(), unmerged->hint()));
+  if (source.language_model.family) throw unmerged->in(source.path);
+  if (source.layout == nullptr) draft.note(fmt::format("{}; {}", unmerged->in(source.path).what(), unmerged->hint()));
 }
 
 /// Validates tensors that are not split, or whose split is recorded in files: some may be missing, and others may be
