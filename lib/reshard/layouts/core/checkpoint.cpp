@@ -57,7 +57,8 @@ void take_records(const std::vector<Container>& containers, Checkpoint& checkpoi
 void note_foreign_prefix(Checkpoint& checkpoint) {
   const LanguageModel& found = checkpoint.language_model;
   const std::string &usual = found.family->layers, &own = checkpoint.model->family->layers;
-  if (found.is_part || usual.empty() || ("." + usual).ends_with("." + own)) return;
+  const bool is_of_peft = own.starts_with("base_model.");
+  if (found.is_part || is_of_peft || usual.empty() || ("." + usual).ends_with("." + own)) return;
   checkpoint.notes.push_back(fmt::format(
       "the names of its layers begin with {}, but those of a {} with {}, and few programs load other names: "
       "`rename` changes them",

@@ -120,7 +120,7 @@ void find_config(Files& files, Checkpoint& checkpoint, const ConfigChoice& choic
 /// \throws Error as read_model_config and read_model_config_file do.
 const ModelConfig& read_config(Files& files, Checkpoint& checkpoint);
 
-/// Changes the content that read_config has read, and what targets write.
+/// Changes the content that read_config has read, which must have been called, and the config.json that targets write.
 void change_config(Checkpoint& checkpoint, ConfigChange change);
 
 /// Creates the model of a checkpoint whose config.json itself declares the partition. Adds to `notes`.

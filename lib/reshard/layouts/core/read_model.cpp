@@ -38,10 +38,6 @@ void validate_trained(Checkpoint& checkpoint) {
     checkpoint.notes.push_back("config.json does not explain these tensors: " + list_names(besides));
 }
 
-bool is_plain(const TensorEntry& tensor) {
-  return describe(tensor.dtype).kind == DTypeClass::kFloat && bits(tensor.dtype) >= 16;
-}
-
 /// Returns the names of the parameters with a row per token: embeddings and heads.
 std::set<std::string> vocabulary_parameters(const Family& family) {
   std::set<std::string> names;
@@ -51,13 +47,29 @@ std::set<std::string> vocabulary_parameters(const Family& family) {
   return names;
 }
 
+/// Whether the tensors are parameters of the model and have their shapes.
+bool have_shapes(const std::vector<const TensorEntry*>& tensors, const LanguageModel& model,
+                 const std::unordered_set<std::string_view>& names) {
+  try {
+    const Model whole = instantiate(model, names);
+    return std::all_of(tensors.begin(), tensors.end(), [&](const TensorEntry* tensor) {
+      return std::any_of(whole.parameters.begin(), whole.parameters.end(), [&](const ModelParameter& parameter) {
+        return parameter.name == tensor->name && parameter.shape == tensor->shape;
+      });
+    });
+  } catch (const Error&) {
+    return false;  // reported when the model is read
+  }
+}
+
 /// Reads the model of a checkpoint without its quantization_config if no tensor is quantised: training needs plain weights,
 /// and programs save the config.json of the model that they began with.
 void leave_out_quantization(Files& files, Checkpoint& checkpoint, const Container& tensors) {
   constexpr const char* kKey = "quantization_config";
   QuantizationEvidence evidence;
   for (const TensorEntry& tensor : tensors.tensors) {
-    if (!is_plain(tensor) || is_quantized_tensor(tensor.name)) return;
+    const bool is_plain = describe(tensor.dtype).kind == DTypeClass::kFloat && bits(tensor.dtype) >= 16;
+    if (!is_plain || is_quantized_tensor(tensor.name)) return;
     evidence.add(tensor.name, tensor.dtype, tensor.shape);
   }
   if (checkpoint.config.empty() || evidence.may_be_quantized()) return;
@@ -113,21 +125,23 @@ void take_vocabulary(Files& files, Checkpoint& checkpoint, const ReadContext& co
   const LanguageModel model = trained_language_model(files, checkpoint, context);
   const Json* const size = model.family ? find_key(*model.config.json, kVocabularyKey) : nullptr;
   if (size == nullptr || !size->is_number_unsigned()) return;
-  const TensorEntry* largest = nullptr;
   const std::set<std::string> of_vocabulary = vocabulary_parameters(*with_prefixes_of(model.family, names));
+  std::vector<const TensorEntry*> found;
   for (const Container& file : containers)
-    for (const TensorEntry& tensor : file.tensors) {
-      if (of_vocabulary.count(tensor.name) == 0 || names.count(tensor.name) == 0) continue;
-      if (!is_plain(tensor) || tensor.shape.empty()) return;
-      if (largest != nullptr && tensor.shape[0] != largest->shape[0]) return;
-      largest = &tensor;
-    }
-  if (largest == nullptr || largest->shape[0] <= size->get<std::uint64_t>()) return;
-  checkpoint.notes.push_back(
-      fmt::format("{} has {} rows, but {} in config.json is {}: the model is read as one of {} tokens", largest->name,
-                  largest->shape[0], kVocabularyKey, size->dump(), largest->shape[0]));
-  for (ConfigChange& change : changes_of_key(*checkpoint.config_read->json, kVocabularyKey, largest->shape[0]))
-    change_config(checkpoint, std::move(change));
+    for (const TensorEntry& tensor : file.tensors)
+      if (of_vocabulary.count(tensor.name) > 0 && names.count(tensor.name) > 0) found.push_back(&tensor);
+  if (found.empty() || found.front()->shape.empty()) return;
+  const std::uint64_t rows = found.front()->shape[0];
+  if (rows <= size->get<std::uint64_t>()) return;
+  ModelConfig larger = read_config(files, checkpoint);
+  std::vector<ConfigChange> changes = changes_of_key(*larger.json, kVocabularyKey, *size, Json(rows));
+  Json json = *larger.json;
+  for (const ConfigChange& change : changes) apply_change(change, json);
+  larger.json = std::make_shared<const Json>(std::move(json));
+  if (changes.empty() || !have_shapes(found, find_language_model(larger, context.family), names)) return;
+  checkpoint.notes.push_back(fmt::format("{} has {} rows, but {} in config.json is {}: taken as added tokens",
+                                         found.front()->name, rows, kVocabularyKey, size->dump()));
+  for (ConfigChange& change : changes) change_config(checkpoint, std::move(change));
 }
 
 KnownModel known_model(Files& files, Checkpoint& checkpoint, const ReadContext& context, LanguageModel& described) {

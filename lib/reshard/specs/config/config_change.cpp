@@ -46,13 +46,13 @@ bool is_applied(const ConfigChange& change, const OrderedJson& config) {
   return found == object->end() ? change.value->is_null() : *found == OrderedJson(*change.value);
 }
 
-std::vector<ConfigChange> changes_of_key(const Json& config, const std::string& key, const Json& value) {
+std::vector<ConfigChange> changes_of_key(const Json& config, const std::string& key, const Json& from, const Json& to) {
   std::vector<ConfigChange> changes;
-  const auto shared = std::make_shared<const Json>(value);
+  const auto shared = std::make_shared<const Json>(to);
   for_each_level(config, [&](const Json& level, std::vector<std::string> keys) {
-    if (!level.contains(key)) return;
+    if (!level.contains(key) || level.at(key) != from) return;
     keys.push_back(key);
-    changes.push_back({std::move(keys), shared, fmt::format("\"{}\": {}", key, value.dump())});
+    changes.push_back({std::move(keys), shared, fmt::format("\"{}\": {}", key, to.dump())});
   });
   return changes;
 }
