@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "support/architectures.h"
 #include "support/checkpoints.h"
 #include "support/files.h"
 #include "support/program.h"
@@ -210,6 +211,9 @@ TEST_CASE("A vocabulary that grew in training is read, and config.json follows")
   CHECK_THAT(run_well({"shard", whole, ranks, "--tp", "1"}).err, says && Says(changed));
   CHECK(nlohmann::json::parse(read_file(dir / "ranks/config.json"))["vocab_size"] == tokens);
   CHECK_THAT(run_well({"inspect", whole}).err, says);
+  // Config.json that is in the output directory is not changed.
+  check_fails({"convert", file, whole, "--config", whole, "--force"}, 2,
+              {"config.json: is already in the output directory, but would have to say \"vocab_size\": "});
   nlohmann::json larger = config;
   larger["vocab_size"] = tokens + 1;
   write_file(dir / "convert/config.json", larger.dump());
@@ -239,6 +243,58 @@ TEST_CASE("A prefix that only this model has is taken off if config.json says wh
   const std::string out = (dir / "two").string();
   check_fails({"consolidate", write_full_state_dict(dir / "run", two, config).string(), out}, 3,
               {"student.lm_head.weight", "not explained by config.json"});
+}
+
+TEST_CASE("Only the size of the vocabulary that the model has is changed in config.json") {
+  const TempDir dir;
+  const TensorMap tensors = write_architecture(architecture("qwen3_vl_own_head"), dir / "model");
+  nlohmann::json config = nlohmann::json::parse(read_file(dir / "model/config.json"));
+  const std::string embedding = "model.language_model.embed_tokens.weight";
+  REQUIRE(tensors.count(embedding) == 1);
+  const std::uint64_t tokens = tensors.at(embedding).shape[0];
+  REQUIRE(config["text_config"]["vocab_size"] == tokens);
+  config["text_config"]["vocab_size"] = tokens - 2;
+  config["vocab_size"] = 7;  // of something else
+  write_file(dir / "model/config.json", config.dump());
+  const std::string model = (dir / "model").string();
+  CHECK_THAT(run_well({"convert", model, (dir / "out").string()}).err, Says(embedding) || Says("lm_head.weight has"));
+  const nlohmann::json written = nlohmann::json::parse(read_file(dir / "out/config.json"));
+  CHECK(written["text_config"]["vocab_size"] == tokens);
+  CHECK(written["vocab_size"] == 7);
+}
+
+TEST_CASE("The tokenizer and README of each adapter go along, also the tokenizer above a step") {
+  const TempDir dir;
+  for (const char* name : {"checkpoint-5", "checkpoint-5/sft"}) {
+    write_adapter(dir / name);
+    write_file(dir / name / "README.md", name);
+  }
+  write_file(dir / "tokenizer.json", "of the run");
+  const std::string step = (dir / "checkpoint-5").string(), out = (dir / "out").string();
+  CHECK_THAT(run_well({"convert", step, out}).err, Says("used the tokenizer of ") && Says(", above the checkpoint"));
+  CHECK(read_file(dir / "out/tokenizer.json") == "of the run");
+  CHECK(read_file(dir / "out/README.md") == "checkpoint-5");
+  CHECK(read_file(dir / "out/sft/README.md") == "checkpoint-5/sft");
+}
+
+TEST_CASE("The processor of the original model stays next to the tokenizer of a run") {
+  const TempDir dir;
+  fs::copy(kDcp / "original", dir / "base", fs::copy_options::recursive);
+  for (const char* name :
+       {"tokenizer.json", "chat_template.jinja", "generation_config.json", "preprocessor_config.json"})
+    write_file(dir / "base" / name, "base");
+  write_torch(dir / "checkpoint-10/pytorch_model_fsdp.bin", read_model(kDcp / "original"));
+  const std::string base = (dir / "base").string(), step = (dir / "checkpoint-10").string();
+  write_file(dir / "checkpoint-10/tokenizer_config.json", "tuned");  // without a vocabulary
+  run_well({"convert", step, (dir / "a").string(), "--config", base});
+  CHECK(read_file(dir / "a/tokenizer.json") == "base");
+  write_file(dir / "tokenizer.json", "tuned");  // above the step
+  CHECK_THAT(run_well({"convert", step, (dir / "b").string(), "--config", base}).err,
+             Says("used the tokenizer of ") && Says(", and left out the one in " + base));
+  CHECK(read_file(dir / "b/tokenizer.json") == "tuned");
+  CHECK(!fs::exists(dir / "b/chat_template.jinja"));
+  for (const char* name : {"generation_config.json", "preprocessor_config.json"})
+    CHECK(read_file(dir / "b" / name) == "base");
 }
 
 TEST_CASE("A folder of files, one for each step, names them") {
@@ -276,7 +332,7 @@ TEST_CASE("The tokenizer of a run takes precedence over the original model's, al
   fs::copy(kDcp / "sharded", dir / "run/step_5", fs::copy_options::recursive);
   write_file(dir / "run/tokenizer.json", "tuned");
   CHECK_THAT(run_well({"convert", (dir / "run/step_5").string(), (dir / "b").string(), "--config", base}).err,
-             Says("used the tokenizer of ") && Says("run, above the checkpoint"));
+             Says("/run, and left out the one in " + base));
   CHECK(read_file(dir / "b/tokenizer.json") == "tuned");
 }
 

@@ -102,6 +102,10 @@ std::string hint_for_files(Files& files, const fs::path& directory, const fs::pa
   std::vector<std::string> names = possible_weights_files(files, directory / folder);
   std::erase_if(names, [&](const std::string& name) { return has_rank_name(files, directory / folder / name); });
   if (names.empty()) return {};
+  for (const char* adapter : {kAdapterSafetensorsFile, kAdapterPytorchFile})
+    if (std::count(names.begin(), names.end(), adapter) > 0)
+      return fmt::format("{} in it is a finished adapter: use it as it is, or with convert",
+                         printable((folder / adapter).string()));
   for (std::string& name : names) name = printable((folder / name).string());
   return names.size() == 1 ? fmt::format("{} in it is a weights file: give that file", names.front())
                            : fmt::format("it contains several weights files, give one of them: {}", list_names(names));

@@ -79,9 +79,23 @@ ReadContext context_of(const Request& request, const Layout* target) {
           }};
 }
 
+/// Reads adapters that PEFT saved; of the directory of a run, the step that find_checkpoint chooses.
+Checkpoint read_adapters(Files& files, const std::vector<fs::path>& directories) {
+  std::vector<fs::path> paths;
+  std::vector<std::string> notes;
+  for (const fs::path& directory : directories) {
+    FoundCheckpoint found = find_checkpoint(files, directory, {}, SourceKind::kAny);
+    paths.push_back(std::move(found.path));
+    std::move(found.notes.begin(), found.notes.end(), std::back_inserter(notes));
+  }
+  Checkpoint adapters = read_peft_adapters(files, paths);
+  adapters.notes.insert(adapters.notes.begin(), notes.begin(), notes.end());
+  return adapters;
+}
+
 Checkpoint read_source(Files& files, const Request& request) {
   for (const fs::path& directory : request.adapters) validate_not_swapping(files, directory);
-  if (!request.adapters.empty()) return read_peft_adapters(files, request.adapters);
+  if (!request.adapters.empty()) return read_adapters(files, request.adapters);
   const FoundCheckpoint found = find_checkpoint(files, request.source.path, request.source.tag, request.source.kind);
   const Layout* const target = request.target.layout;
   const ReadContext context = context_of(request, target != nullptr ? target : layout_at(files, found.path));

@@ -1,7 +1,6 @@
 // Reads PEFT's directories as a checkpoint of adapters.
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <utility>
 
 #include "reshard/base/error.h"
@@ -56,8 +55,7 @@ Checkpoint read_peft_adapter(Files& files, const std::string& name, const fs::pa
 }
 
 /// Returns the name and directory of each adapter in `directory`: its own, named `own_name`, and those in its folders
-/// without shards. Earlier steps of a training run are left out with a note; of a run that has only steps, the newest is
-/// that of `own_name`.
+/// without shards. Earlier steps of a training run are left out with a note, unless there are only steps.
 std::vector<std::pair<std::string, fs::path>> peft_directories(Files& files, const fs::path& directory,
                                                                const std::string& own_name,
                                                                std::vector<std::string>& notes) {
@@ -68,12 +66,7 @@ std::vector<std::pair<std::string, fs::path>> peft_directories(Files& files, con
       if (!entry.name.starts_with(".") && is_peft_directory(files, directory / entry.name) &&
           !files.is_directory(directory / entry.name / kAdapterShardsFolder))
         (entry.name.starts_with(kStepPrefix) ? steps : found).emplace_back(entry.name, directory / entry.name);
-  std::sort(steps.begin(), steps.end(), [](const auto& a, const auto& b) { return natural_less(a.first, b.first); });
-  if (found.empty() && !steps.empty()) {
-    found.emplace_back(own_name, steps.back().second);
-    notes.push_back(fmt::format("{}: using {}, the newest step", directory.string(), steps.back().first));
-    steps.pop_back();
-  }
+  if (found.empty()) found.swap(steps);
   std::vector<std::string> names;
   for (const auto& [name, path] : steps) names.push_back(name);
   if (!names.empty()) notes.push_back(note_on_steps(names));

@@ -421,7 +421,9 @@ FoundCheckpoint find_checkpoint(Files& files, const fs::path& path, const std::o
     return take_tag(files, is_inside ? folder : path, *tag);
   }
   if (kind == SourceKind::kShards) validate_unfinished(files, path);
-  if (!files.is_directory(path) || is_checkpoint(files, path, kind)) return {path, {}};
+  if (!files.is_directory(path)) return {path, {}};
+  (void)read_latest_iteration(files, path);  // a run that lacks its newest step may be a checkpoint by itself
+  if (is_checkpoint(files, path, kind)) return {path, {}};
   std::vector<Tag> tags = list_tags(files, path);
   std::erase_if(tags, [&](const Tag& t) { return kind == SourceKind::kShards && t.has_weights && !t.has_shards; });
   if (tags.empty()) return find_in_checkpoints(files, path, kind);

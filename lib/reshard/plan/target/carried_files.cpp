@@ -107,14 +107,17 @@ void note_old_tokenizer(Carrier& carrier, const std::vector<fs::path>& own) {
 /// Returns the directories that may have the model's tokenizer, each once, in order of preference.
 std::vector<fs::path> tokenizer_directories(Files& files, const Checkpoint& source) {
   std::vector<fs::path> all;
-  const bool is_trained = source.beside_model || is_step_of_run(files, source) ||
-                          is_tag_name(own_name(files, source.path)) ||
-                          (source.layout == nullptr && is_tag_name(own_name(files, source.directory)));
-  if (is_trained)  // which may have added tokens
-    for (fs::path& directory : model_directories(files, source.path))
+  const fs::path own = source.layout == nullptr ? source.directory : source.path;
+  const bool is_step =
+      is_step_of_run(files, source) || is_tag_name(own_name(files, source.path)) || is_tag_name(own_name(files, own));
+  const auto add_trained = [&] {
+    for (fs::path& directory : model_directories(files, own))
       if (files.is_directory(directory)) all.push_back(std::move(directory));
+  };
+  if (is_step) add_trained();  // which may have added tokens
   if (source.config_given) all.push_back(source.config.has_parent_path() ? source.config.parent_path() : fs::path("."));
   if (source.layout != nullptr) all.push_back(source.directory);
+  if (source.beside_model) add_trained();
   std::vector<fs::path> unique;
   for (fs::path& directory : all)
     if (std::none_of(unique.begin(), unique.end(), [&](const fs::path& one) { return files.is_same(one, directory); }))
@@ -128,7 +131,7 @@ void note_no_tokenizer(Carrier& carrier) {
   const std::vector<CopiedFile>& copied = carrier.carried.copied_files;
   const bool in_folder = std::any_of(
       copied.begin(), copied.end(), [](const CopiedFile& file) { return is_tokenizer(file.path.filename().string()); });
-  if (!source.has_ranks() || source.config.empty() || in_folder ||
+  if ((!source.has_ranks() && source.layout != nullptr) || source.config.empty() || in_folder ||
       !tokenizer_files(carrier.files, carrier.output_directory).empty())
     return;
   carrier.draft.note(
@@ -136,13 +139,29 @@ void note_no_tokenizer(Carrier& carrier) {
       "original model's directory");
 }
 
-/// If no tokenizer is copied yet, copies that of a training run, or else the one next to the config.json that the user
+/// Whether a directory contains that of the checkpoint, and is not that of its config.json.
+bool is_above(Files& files, const fs::path& directory, const Checkpoint& source) {
+  const bool is_outer = lies_inside(files.resolve(source.directory), files.resolve(directory));
+  return is_outer && !files.is_same(directory, source.directory) &&
+         (source.config.empty() || !files.is_same(directory, directory_above(files, source.config)));
+}
+
+/// Adds a file unless there is one with its path.
+void add_copy(CarriedFiles& carried, CopiedFile file) {
+  const auto is_same = [&](const auto& one) { return one.path == file.path; };
+  if (std::none_of(carried.copied_files.begin(), carried.copied_files.end(), is_same) &&
+      std::none_of(carried.text_files.begin(), carried.text_files.end(), is_same))
+    carried.copied_files.push_back(std::move(file));
+}
+
+/// If no tokenizer is copied yet, copies that of the step of a training run, or else the one next to the config.json that the user
 /// gave, or the checkpoint's.
 void carry_tokenizer(Carrier& carrier, bool is_whole) {
   auto& [files, draft, output_directory, carried] = carrier;
   const std::vector<fs::path> directories = tokenizer_directories(files, draft.source);
   const fs::path output = files.resolve(output_directory);
   fs::path taken;  // the directory of the output's tokenizer
+  std::vector<std::string> left_out;
   if (std::any_of(carried.copied_files.begin(), carried.copied_files.end(),
                   [](const CopiedFile& file) { return is_tokenizer(file.path.string()); }))
     taken = draft.source.directory;
@@ -153,16 +172,17 @@ void carry_tokenizer(Carrier& carrier, bool is_whole) {
       taken = directory;
       if (files.resolve(directory) == output) continue;  // it is already there
       for (CopiedFile& file : found) replace_copy(carried.copied_files, std::move(file));
-      const fs::path config = draft.source.config;
-      if (lies_inside(files.resolve(draft.source.directory), files.resolve(directory)) &&
-          !files.is_same(directory, draft.source.directory) &&
-          (config.empty() || !files.is_same(directory, directory_above(files, config))))
-        draft.note(fmt::format("used the tokenizer of {}, above the checkpoint", directory.string()));
     } else {
-      draft.note(
-          fmt::format("used the tokenizer of {}, and left out the one in {}", taken.string(), directory.string()));
+      left_out.push_back(directory.string());
+      for (CopiedFile& file : found)
+        if (is_processor(file.path.string())) add_copy(carried, std::move(file));
     }
   }
+  if (!left_out.empty())
+    draft.note(
+        fmt::format("used the tokenizer of {}, and left out the one in {}", taken.string(), join(left_out, ", ")));
+  else if (!taken.empty() && is_above(files, taken, draft.source))
+    draft.note(fmt::format("used the tokenizer of {}, above the checkpoint", taken.string()));
   note_old_tokenizer(carrier, directories);
   if (taken.empty() && is_whole) note_no_tokenizer(carrier);
 }
@@ -224,11 +244,24 @@ bool carry_layers(Draft& draft, OrderedJson& config) {
   return !keys.empty();
 }
 
+/// \throws Error kUsage if a config.json that is already in the output directory would have to be changed.
+void validate_config_stays(const Checkpoint& source) {
+  std::vector<std::string> says;
+  for (const ConfigChange& change : source.config_changes) says.push_back(change.says);
+  if (source.model && source.model->tied_by_files)
+    says.push_back(fmt::format("\"{}\": {}", kTiedKey, *source.model->tied_by_files));
+  if (says.empty()) return;
+  throw Error(ErrorKind::kUsage, "is already in the output directory, but would have to say " + join(says, ", "))
+      .in(source.config)
+      .hint("choose another output directory, or change it yourself");
+}
+
 /// Adds config.json, unless it is copied unchanged as a companion or is already in place.
 void carry_config(Carrier& carrier) {
   auto& [files, draft, output_directory, carried] = carrier;
   const Checkpoint& source = draft.source;
-  if (source.config.empty() || is_in_place(files, source.config, output_directory)) return;
+  if (source.config.empty()) return;
+  if (is_in_place(files, source.config, output_directory)) return validate_config_stays(source);
   OrderedJson config = read_compiled_config(files, source.config);
   bool is_new = !config.is_null();
   const bool sets_ties = source.model && source.model->tied_by_files;
@@ -261,7 +294,8 @@ void carry_config(Carrier& carrier) {
     carried.copied_files.push_back({source.config, kConfigFile, files.size_bytes(source.config)});
 }
 
-/// Adds the other files in the directory of a PEFT adapter, such as the tokenizer and README.md.
+/// Adds the other files in the directory of a PEFT adapter, such as README.md, and the tokenizer from there or from above
+/// its step.
 void carry_beside_adapter(Files& files, Draft& draft, const Adapter& adapter, const fs::path& output_directory,
                           CompanionFiles wanted, CarriedFiles& carried) {
   const fs::path directory = adapter.config.path.parent_path();
@@ -271,12 +305,18 @@ void carry_beside_adapter(Files& files, Draft& draft, const Adapter& adapter, co
   Companions companions = companion_files(files, directory, wanted, left_out);
   std::erase(companions.left, kAdapterConfigFile);
   note_others_left(draft, companions.left);
-  for (CopiedFile& file : companions.files) {
-    const auto is_same = [&](const auto& one) { return one.path == file.path; };
-    if (std::none_of(carried.copied_files.begin(), carried.copied_files.end(), is_same) &&
-        std::none_of(carried.text_files.begin(), carried.text_files.end(), is_same))
-      carried.copied_files.push_back(std::move(file));
-  }
+  const auto add_all = [&](std::vector<CopiedFile>& found) {
+    for (CopiedFile& file : found) {
+      file.path = adapter.prefix / file.path;
+      add_copy(carried, std::move(file));
+    }
+  };
+  add_all(companions.files);
+  if (!tokenizer_files(files, directory).empty() || !is_tag_name(own_name(files, directory))) return;
+  const fs::path run = directory_above(files, directory);
+  std::vector<CopiedFile> above = tokenizer_files(files, run);
+  if (!above.empty()) draft.note(fmt::format("used the tokenizer of {}, above the checkpoint", run.string()));
+  add_all(above);
 }
 
 /// The adapter_config.json of each adapter, and the metadata of shards that stay as they are.
@@ -319,8 +359,7 @@ CarriedFiles carry_adapter_files(Files& files, Draft& draft, const Layout& layou
       carried.text_files.push_back({own, adapter.separate_text, config});
     else if (!in_place)
       copy(config, own);
-    if (whole && adapter.prefix.empty() && adapter.stages.empty())
-      carry_beside_adapter(files, draft, adapter, output_directory, wanted, carried);
+    if (whole && adapter.stages.empty()) carry_beside_adapter(files, draft, adapter, output_directory, wanted, carried);
   }
   return carried;
 }

@@ -32,6 +32,7 @@ namespace fs = std::filesystem;
 // Extensions of weights in formats that are not read.
 constexpr std::string_view kOtherEndings[] = {".h5", ".msgpack", ".gguf", ".npz", ".ot"};
 constexpr std::string_view kGraphExtension = ".onnx";
+constexpr std::string_view kTokenizerConfigFile = "tokenizer_config.json";  // has no vocabulary
 
 bool has_tensors_ending(std::string_view file_name) {
   const auto is_ending = [&](std::string_view ending) { return file_name.ends_with(ending); };
@@ -294,7 +295,7 @@ std::vector<CopiedFile> tokenizer_files(Files& files, const fs::path& directory)
   bool has_tokenizer = false;
   for (const auto& [name, kind, is_link] : list_if_allowed(files, directory)) {
     if (kind != FileKind::kFile || (!is_tokenizer(name) && !is_tokenizer_setting(name))) continue;
-    has_tokenizer = has_tokenizer || is_tokenizer(name);
+    has_tokenizer = has_tokenizer || (is_tokenizer(name) && name != kTokenizerConfigFile);
     found.push_back({directory / name, name, files.size_bytes(directory / name)});
   }
   return has_tokenizer ? found : std::vector<CopiedFile>{};

@@ -20,7 +20,7 @@ namespace {
 namespace fs = std::filesystem;
 
 /// Purpose of a file, as far as a caller distinguishes it.
-enum class Use : std::uint8_t { kTokenizer, kTokenizerSetting, kOther };
+enum class Use : std::uint8_t { kTokenizer, kTokenizerSetting, kProcessor, kOther };
 
 struct ModelFile {
   Use use;
@@ -40,8 +40,8 @@ constexpr ModelFile kModelFiles[] = {
     // chat_template.jinja or .json, and the named ones that Transformers saves in a folder.
     {Use::kTokenizerSetting, R"(chat_template[^/]*|[^/]*\.jinja|(additional_)?chat_templates/[^/]*\.jinja)"},
     // Images, audio and video: preprocessor_config.json, processor_config.json, video_preprocessor_config.json.
-    {Use::kTokenizerSetting, R"(([^/]*_)?(pre)?processor_config\.json|feature_extractor[^/]*\.json)"},
-    {Use::kTokenizerSetting, R"(generation_config\.json)"},
+    {Use::kProcessor, R"(([^/]*_)?(pre)?processor_config\.json|feature_extractor[^/]*\.json)"},
+    {Use::kProcessor, R"(generation_config\.json)"},
     // Components with a folder of their own, as in pipelines of Diffusers.
     {Use::kOther, R"((tokenizer|processor|image_processor|feature_extractor|scheduler)(_\d)?/[^/]*)"},
     // The second tokenizer of InstructBLIP.
@@ -180,7 +180,11 @@ bool is_tokenizer(const std::string& file_name) {
 }
 
 bool is_tokenizer_setting(const std::string& file_name) {
-  return matches(file_name, [](Use use) { return use == Use::kTokenizerSetting; });
+  return matches(file_name, [](Use use) { return use == Use::kTokenizerSetting || use == Use::kProcessor; });
+}
+
+bool is_processor(const std::string& file_name) {
+  return matches(file_name, [](Use use) { return use == Use::kProcessor; });
 }
 
 bool belongs_to_model(const std::string& relative) {

@@ -16,6 +16,9 @@ bool is_tokenizer(const std::string& file_name);
 /// template, the processor, the defaults of generation.
 bool is_tokenizer_setting(const std::string& file_name);
 
+/// Whether it is one of these that depends on the model alone: a processor, the defaults of generation.
+bool is_processor(const std::string& file_name);
+
 /// Whether a file belongs to the model, by its path relative to the model's directory. Does not cover model_code.
 bool belongs_to_model(const std::string& relative);
 
