@@ -166,7 +166,11 @@ run_kills() {
 # Programs of two commits. The old one stays built for the next share.
 run_same() {
   local old_commit tree source giants
-  old_commit=${SAME_AS:-$(git describe --tags --abbrev=0 2>/dev/null || git rev-list -1 --before='1 day ago' HEAD)}
+  if (($1 > 1)) && [[ -z "${SAME_AS:-}" && -f build/same-old/commit ]]; then
+    old_commit=$(<build/same-old/commit) # chosen by the first share
+  else
+    old_commit=${SAME_AS:-$(git describe --tags --abbrev=0 2>/dev/null || git rev-list -1 --before='1 day ago' HEAD)}
+  fi
   step "The outputs of ${old_commit:-the last release}, share $1 of ${shares[same]}"
   if [[ -z "$old_commit" ]]; then
     echo "nightly.sh: there is no tag and no commit older than a day to compare with" >&2
@@ -177,8 +181,9 @@ run_same() {
     rm -rf build/same-old
     git worktree prune
     git worktree add --detach "$tree" "$old_commit"
-    "$tree/scripts/install-packages.sh" # which may need what is no longer needed
+    echo "$old_commit" >build/same-old/commit
   fi
+  "$tree/scripts/install-packages.sh" # which may need what is no longer needed
   for source in "$tree" .; do
     cmake -S "$source" -B "$source/build/same" -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_UNITY_BUILD=ON \
       -DCMAKE_UNITY_BUILD_BATCH_SIZE=6 -DCMAKE_CXX_COMPILER=clang++ -DRESHARD_BUILD_TESTS=OFF

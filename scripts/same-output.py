@@ -237,6 +237,8 @@ def main():
     os.chdir(os.path.dirname(golden))
     all_runs = [one for one in commands(old, "golden") if re.search(arguments.only, " ".join(one))]
     part, parts = map(int, arguments.part.split("/"))
+    if not 1 <= part <= parts:
+        sys.exit(f"same-output: --part {arguments.part} is not K/N with K from 1 to N")
     all_runs = all_runs[part - 1 :: parts]
     if arguments.share > 1:
         print(f"seed {arguments.seed}")

@@ -193,7 +193,7 @@ std::optional<std::string> topic_text(const Command& command, const std::string&
   return std::nullopt;
 }
 
-/// The same for a topic of any command. What convert lacks is under the names of the commands that have it.
+/// The same for a topic of any command. Puts a command's name before an option that convert does not have.
 std::optional<std::string> topic_text_of_any(const Command& program, const std::string& topic) {
   if (auto text = topic_text(program.find_subcommand(kHasEveryTopic).value(), topic)) return text;
   std::string all;

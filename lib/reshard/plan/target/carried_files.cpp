@@ -281,7 +281,7 @@ void carry_config(Carrier& carrier) {
     is_new = true;
     note(fmt::format("\"{}\": {}", kTiedKey, *source.model->tied_by_files));
   }
-  std::set<std::string> said;  // the same of two levels
+  std::set<std::string> said;  // a key may be in the language model's configuration, too
   for (const ConfigChange& change : source.config_changes)
     if (is_applied(change, config) && said.insert(change.says).second) note(change.says);
   const auto is_config = [](const CopiedFile& file) { return file.path == kConfigFile; };
