@@ -128,7 +128,8 @@ std::string hint_for_contents(Files& files, const fs::path& directory) {
     return fmt::format("folders in it contain checkpoints, give one of them: {}", list_names(folders));
   const auto weights = only_weights_file(files, directory);
   if (weights && (*weights == kAdapterSafetensorsFile || *weights == kAdapterPytorchFile))
-    return "it contains a LoRA adapter: to shard it, give the directory of its model, and this one as `adapter`";
+    return "it contains a LoRA adapter, which convert reads: to shard it, give the directory of its model, and this "
+           "one as `adapter`";
   if (std::string hint = hint_for_files(files, directory, {}); !hint.empty()) return hint;
   if (std::string hint = hint_for_misplaced_ranks(files, directory); !hint.empty()) return hint;
   for (const std::string& name : folders_in(files, directory))
