@@ -139,7 +139,7 @@ run_trixie() {
     --unset=CMAKE_CXX_COMPILER_LAUNCHER --unset=LDFLAGS bash -c '
     apt-get update && apt-get install -y --no-install-recommends python3-torch python3-numpy # which loads what we write
     cd /reshard && scripts/install-packages.sh &&
-      cmake --preset dev -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=16 &&
+      cmake --preset dev -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=16 -DRESHARD_WARNINGS_AS_ERRORS=OFF &&
       cmake --build --preset dev && ctest --preset dev'
 }
 
