@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "reshard/base/error.h"
+#include "reshard/base/pattern.h"
 #include "reshard/base/strings.h"
 #include "reshard/formats/common/open_weights.h"
 #include "reshard/formats/read_container.h"
@@ -106,6 +107,9 @@ std::string hint_for_files(Files& files, const fs::path& directory, const fs::pa
     if (std::count(names.begin(), names.end(), adapter) > 0)
       return fmt::format("{} in it is a finished adapter: use it as it is, or with convert",
                          printable((folder / adapter).string()));
+  const Pattern of_step(R"(\.ckpt$|^(ep|epoch|step|iter|checkpoint|ckpt|latest)[-_=]?(rank)?\d)");
+  const bool are_steps = std::all_of(names.begin(), names.end(), [&](auto& name) { return of_step.found_in(name); });
+  if (names.size() > 1 && !are_steps) return {};  // they may be parts of one model
   for (std::string& name : names) name = printable((folder / name).string());
   return names.size() == 1 ? fmt::format("{} in it is a weights file: give that file", names.front())
                            : fmt::format("it contains several weights files, give one of them: {}", list_names(names));
