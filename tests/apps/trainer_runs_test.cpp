@@ -69,7 +69,7 @@ TEST_CASE("A finished model at the top of a run is not passed over for a checkpo
   CHECK((read_model(out) == read_model(kDcp / "original")));
 }
 
-TEST_CASE("A finished adapter beside the tag folder of its training is named") {
+TEST_CASE("An error names the finished adapter next to the tag folder of its training") {
   const TempDir dir;
   write_adapter(dir / "checkpoint-5");
   fs::copy(kDcp / "sharded", dir / "checkpoint-5/global_step10", fs::copy_options::recursive);
@@ -263,7 +263,7 @@ TEST_CASE("Only the size of the vocabulary that the model has is changed in conf
   CHECK(written["vocab_size"] == 7);
 }
 
-TEST_CASE("The tokenizer and README of each adapter go along, also the tokenizer above a step") {
+TEST_CASE("The tokenizer and README of each adapter are copied, and the tokenizer above a step") {
   const TempDir dir;
   for (const char* name : {"checkpoint-5", "checkpoint-5/sft"}) {
     write_adapter(dir / name);

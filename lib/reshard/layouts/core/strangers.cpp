@@ -16,9 +16,9 @@ namespace {
 
 /// Names that one system uses, the system, and a remedy. A row with a condition is a guess for unexplained tensors.
 struct Stranger {
-  const char* pattern;  // matches part of a tensor's name
-  const char* system;   // "belongs to ..."
-  const char* hint;
+  const char* pattern;            // matches part of a tensor's name
+  const char* system;             // "belongs to ..."
+  const char* hint;               // null: that of unmerged_error
   const char* sibling = nullptr;  // condition: a tensor exists whose name ends in this instead
   const char* never = nullptr;    // condition: no name matches this pattern
   const char* needs = nullptr;    // condition: some name matches this pattern
@@ -174,8 +174,8 @@ std::optional<Error> stranger_among(const std::vector<std::string_view>& names, 
     const Pattern pattern(row.pattern);
     for (const std::string_view name : names) {
       if (explained.count(name) > 0 || !pattern.found_in(name) || !holds(row, name, all)) continue;
-      return row.pattern == kOfAdapter ? unmerged_error(name, names)
-                                       : error_for(row, "belongs to ").tensor(std::string(name));
+      return row.hint == nullptr ? unmerged_error(name, names)
+                                 : error_for(row, "belongs to ").tensor(std::string(name));
     }
   }
   return std::nullopt;

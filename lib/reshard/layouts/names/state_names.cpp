@@ -426,8 +426,8 @@ void take_out_words(std::vector<std::string>& names, std::set<std::string>& wrap
   }
 }
 
-/// Removes the prefix of a whole model of this family from the names, whatever it is. Leaves the names as they are if they
-/// have two copies of a parameter, as of a student and its teacher, or if the model may be a part of a larger one.
+/// Removes the prefix of a whole model of this family from the names, whatever it is. Does nothing if another prefix has
+/// the same parameters (a student and its teacher), or if the model may belong to a larger one.
 /// \returns the prefix; empty if no name changed.
 std::string take_out_prefix(std::vector<std::string>& names, const Family& family) {
   const Names known = parameter_names(family);
@@ -442,7 +442,8 @@ std::string take_out_prefix(std::vector<std::string>& names, const Family& famil
   return prefix;
 }
 
-/// Removes the words that trainers put before all names of a larger model, of which this family is a part.
+/// Removes the words that trainers put before all names of a larger model that contains this family.
+/// \returns the words, as a prefix; may be empty.
 std::string take_out_container(std::vector<std::string>& names, const Family& family) {
   const std::string prefix = container_prefix(names, chosen_prefix(vote(names, parameter_names(family))));
   for (std::string& name : names) name.erase(0, prefix.size());

@@ -107,7 +107,8 @@ void note_moved_layers(Draft& draft, const Model& renamed) {
                          renamed.family->model_type, usual));
 }
 
-/// Refuses a model of a known family with an adapter that is not merged. Notes it in a file of which nothing is known.
+/// Refuses a model of a known family with an adapter that is not merged. In a file without a
+/// known family, notes it.
 void refuse_unmerged_adapter(Draft& draft) {
   const Checkpoint& source = draft.source;
   if (!source.adapters.empty()) return;

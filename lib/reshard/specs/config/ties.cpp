@@ -9,6 +9,7 @@
 #include "reshard/specs/config/config_levels.h"
 
 namespace reshard {
+
 bool SaidTies::says(bool value) const {
   return tied == value ||
          std::any_of(levels.begin(), levels.end(), [&](const auto& level) { return level.second == value; });
