@@ -34,10 +34,6 @@ void order_naturally(SourceMap& map) {
   map.order_logical(names);
 }
 
-void add_names(const Container& file, std::unordered_set<std::string_view>& names) {
-  for (const TensorEntry& tensor : file.tensors) names.insert(tensor.name);
-}
-
 /// Copies rank records from the files to the map if they declare other ranks.
 void take_records(const std::vector<Container>& containers, Checkpoint& checkpoint) {
   std::size_t first_file = 0;
@@ -222,12 +218,13 @@ void validate_no_part(const std::filesystem::path& path, const FileMetadata& met
 
 Checkpoint read_whole_files(Files& files, Checkpoint checkpoint, const std::vector<Container>& containers,
                             const ReadContext& context) {
+  const std::vector<WholeTensor> tensors = whole_tensors(containers);
   std::unordered_set<std::string_view> names;
-  names.reserve(number_of_tensors(containers));
-  for (const Container& file : containers) add_names(file, names);
-  take_vocabulary(files, checkpoint, context, containers, names);
+  names.reserve(tensors.size());
+  for (const WholeTensor& tensor : tensors) names.insert(tensor.name);
+  take_vocabulary(files, checkpoint, context, tensors, names);
   read_model(files, checkpoint, context, names, [&](const ModelConfig& config, std::vector<std::string>& notes) {
-    return planned_model(config, containers, notes);
+    return planned_model(config, tensors, notes);
   });
   checkpoint.map = whole_map(containers);
   unpack_experts(checkpoint, context);

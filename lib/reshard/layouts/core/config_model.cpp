@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "reshard/base/strings.h"
+#include "reshard/layouts/map/whole_map.h"
 #include "reshard/specs/model/language_model.h"
 
 namespace reshard {
@@ -30,10 +31,16 @@ ConfigPlan plan_for(const ModelConfig& config, const std::vector<WholeTensor>& t
   return plan;
 }
 
-Model planned_model(const ModelConfig& config, const std::vector<Container>& files, std::vector<std::string>& notes) {
+std::vector<WholeTensor> whole_tensors(const std::vector<Container>& files) {
   std::vector<WholeTensor> tensors;
+  tensors.reserve(number_of_tensors(files));
   for (const Container& file : files)
     for (const TensorEntry& tensor : file.tensors) tensors.push_back({tensor.name, tensor.shape});
+  return tensors;
+}
+
+Model planned_model(const ModelConfig& config, const std::vector<WholeTensor>& tensors,
+                    std::vector<std::string>& notes) {
   return plan_for(config, tensors, kByPlan, notes).model(tensors);
 }
 

@@ -20,8 +20,12 @@ inline constexpr std::string_view kByPlan =
 ConfigPlan plan_for(const ModelConfig& config, const std::vector<WholeTensor>& tensors, std::string_view who_says,
                     std::vector<std::string>& notes);
 
+/// Returns the tensors of `files`, in their order.
+std::vector<WholeTensor> whole_tensors(const std::vector<Container>& files);
+
 /// Returns the model of a checkpoint of whole tensors that is described only by the plan in its config.json.
 /// \throws as ConfigPlan.
-Model planned_model(const ModelConfig& config, const std::vector<Container>& files, std::vector<std::string>& notes);
+Model planned_model(const ModelConfig& config, const std::vector<WholeTensor>& tensors,
+                    std::vector<std::string>& notes);
 
 }  // namespace reshard

@@ -48,11 +48,11 @@ std::set<std::string> vocabulary_parameters(const Family& family) {
 }
 
 /// Whether the tensors are parameters of the model and have their shapes.
-bool have_shapes(const std::vector<const TensorEntry*>& tensors, const LanguageModel& model,
+bool have_shapes(const std::vector<const WholeTensor*>& tensors, const LanguageModel& model,
                  const std::unordered_set<std::string_view>& names) {
   try {
     const Model whole = instantiate(model, names);
-    return std::all_of(tensors.begin(), tensors.end(), [&](const TensorEntry* tensor) {
+    return std::all_of(tensors.begin(), tensors.end(), [&](const WholeTensor* tensor) {
       return std::any_of(whole.parameters.begin(), whole.parameters.end(), [&](const ModelParameter& parameter) {
         return parameter.name == tensor->name && parameter.shape == tensor->shape;
       });
@@ -64,13 +64,14 @@ bool have_shapes(const std::vector<const TensorEntry*>& tensors, const LanguageM
 
 /// Reads the model of a checkpoint without its quantization_config if no tensor is quantised: training needs plain weights,
 /// and programs save the config.json of the model that they began with.
-void leave_out_quantization(Files& files, Checkpoint& checkpoint, const Container& tensors) {
+void leave_out_quantization(Files& files, Checkpoint& checkpoint, const std::vector<StateEntry>& tensors) {
   constexpr const char* kKey = "quantization_config";
   QuantizationEvidence evidence;
-  for (const TensorEntry& tensor : tensors.tensors) {
-    const bool is_plain = describe(tensor.dtype).kind == DTypeClass::kFloat && bits(tensor.dtype) >= 16;
+  for (const StateEntry& tensor : tensors) {
+    const DType dtype = tensor.dtype.value();
+    const bool is_plain = describe(dtype).kind == DTypeClass::kFloat && bits(dtype) >= 16;
     if (!is_plain || is_quantized_tensor(tensor.name)) return;
-    evidence.add(tensor.name, tensor.dtype, tensor.shape);
+    evidence.add(tensor.name, dtype, tensor.shape);
   }
   if (checkpoint.config.empty() || evidence.may_be_quantized()) return;
   try {
@@ -120,16 +121,15 @@ LanguageModel trained_language_model(Files& files, Checkpoint& checkpoint, const
 }
 
 void take_vocabulary(Files& files, Checkpoint& checkpoint, const ReadContext& context,
-                     std::span<const Container> containers, const std::unordered_set<std::string_view>& names) {
+                     const std::vector<WholeTensor>& tensors, const std::unordered_set<std::string_view>& names) {
   if (checkpoint.config.empty()) return;
   const LanguageModel model = trained_language_model(files, checkpoint, context);
   const Json* const size = model.family ? find_key(*model.config.json, kVocabularyKey) : nullptr;
   if (size == nullptr || !size->is_number_unsigned()) return;
   const std::set<std::string> of_vocabulary = vocabulary_parameters(*with_prefixes_of(model.family, names));
-  std::vector<const TensorEntry*> found;
-  for (const Container& file : containers)
-    for (const TensorEntry& tensor : file.tensors)
-      if (of_vocabulary.count(tensor.name) > 0 && names.count(tensor.name) > 0) found.push_back(&tensor);
+  std::vector<const WholeTensor*> found;
+  for (const WholeTensor& tensor : tensors)
+    if (of_vocabulary.count(tensor.name) > 0 && names.count(tensor.name) > 0) found.push_back(&tensor);
   if (found.empty() || found.front()->shape.empty()) return;
   const std::uint64_t rows = found.front()->shape[0];
   if (rows <= size->get<std::uint64_t>()) return;
@@ -211,21 +211,26 @@ StateNames trained_names(const std::vector<StateEntry>& entries, const KnownMode
   return names;
 }
 
-void read_trained_model(Files& files, Checkpoint& checkpoint, const ReadContext& context, const Container& tensors,
-                        const PackedEntries& packed,
-                        const std::function<SourceMap(const std::optional<Model>& model)>& make_map) {
+void read_trained_model(Files& files, Checkpoint& checkpoint, const ReadContext& context,
+                        const std::vector<StateEntry>& tensors, const PackedEntries& packed) {
+  std::vector<WholeTensor> whole;
   std::unordered_set<std::string_view> names;
-  names.reserve(tensors.tensors.size());
-  for (const TensorEntry& tensor : tensors.tensors)
+  whole.reserve(tensors.size());
+  names.reserve(tensors.size());
+  for (const StateEntry& tensor : tensors) {
+    whole.push_back({tensor.name, tensor.shape});
     if (packed.by_name.count(tensor.name) == 0) names.insert(tensor.name);
-  take_vocabulary(files, checkpoint, context, {&tensors, 1}, names);  // other programs' padding is cut off
+  }
+  take_vocabulary(files, checkpoint, context, whole, names);  // other programs' padding is cut off
   const std::vector<std::string> in_packed = packed.tensors();
   names.insert(in_packed.begin(), in_packed.end());
   leave_out_quantization(files, checkpoint, tensors);
   read_model(files, checkpoint, context, names, [&](const ModelConfig& config, std::vector<std::string>& notes) {
-    return planned_model(config, {tensors}, notes);
+    return planned_model(config, whole, notes);
   });
-  checkpoint.map = make_map(checkpoint.model);
+}
+
+void finish_trained_map(Files& files, Checkpoint& checkpoint, const ReadContext& context, const PackedEntries& packed) {
   unpack_entries(checkpoint.map, packed, checkpoint, context.use);
   unpack_experts(checkpoint, context);
   settle_ties(files, checkpoint);

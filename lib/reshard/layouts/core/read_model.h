@@ -2,9 +2,7 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <functional>
 #include <optional>
-#include <span>
 #include <string>
 #include <unordered_set>
 #include <vector>
@@ -13,6 +11,7 @@
 #include "reshard/layouts/core/layout.h"
 #include "reshard/layouts/core/unpack.h"
 #include "reshard/layouts/names/state_names.h"
+#include "reshard/specs/model/config_plan.h"
 #include "reshard/specs/model/language_model.h"
 
 namespace reshard {
@@ -37,9 +36,9 @@ KnownModel known_model(Files& files, Checkpoint& checkpoint, const ReadContext& 
 
 /// Changes the config of a checkpoint of whole tensors, before its model is read, if the vocabulary in the files is larger:
 /// tokens were added in training, or it was padded. Adds a note. \param names  those of
-/// the tensors in `containers` to look at.
+/// those of `tensors` to look at.
 void take_vocabulary(Files& files, Checkpoint& checkpoint, const ReadContext& context,
-                     std::span<const Container> containers, const std::unordered_set<std::string_view>& names);
+                     const std::vector<WholeTensor>& tensors, const std::unordered_set<std::string_view>& names);
 
 /// A stored tensor of a training checkpoint.
 struct StateEntry {
@@ -75,14 +74,15 @@ void leave_out_others(const std::vector<StateEntry>& entries, const StateNames& 
 StateNames trained_names(const std::vector<StateEntry>& entries, const KnownModel& model, ConfigUse use,
                          Checkpoint& checkpoint);
 
-/// Reads the model of `checkpoint` after find_config, creates its map and splits packed entries. All tensors of the
-/// model must exist. Extra tensors, such as buffers or another head, are noted.
-/// \param tensors   The whole tensors, under the names that `make_map` gives them.
-/// \param packed    The packed entries among the tensors.
-/// \param make_map  Creates the map; its argument is std::nullopt if the model is unknown.
+/// Reads the model of `checkpoint` after find_config and before its map is made. It may stay unknown.
+/// \param tensors  The whole tensors, under the names of the map. They have a dtype.
+/// \param packed   The packed entries among the tensors.
+void read_trained_model(Files& files, Checkpoint& checkpoint, const ReadContext& context,
+                        const std::vector<StateEntry>& tensors, const PackedEntries& packed);
+
+/// Completes the map of `checkpoint`, whose model read_trained_model has read: splits packed entries, settles ties and
+/// sorts the tensors. All tensors of the model must exist. Extra tensors, such as buffers or another head, are noted.
 /// \throws Error kBadInput as validate_trained_against_model, unless `context` is lenient.
-void read_trained_model(Files& files, Checkpoint& checkpoint, const ReadContext& context, const Container& tensors,
-                        const PackedEntries& packed,
-                        const std::function<SourceMap(const std::optional<Model>& model)>& make_map);
+void finish_trained_map(Files& files, Checkpoint& checkpoint, const ReadContext& context, const PackedEntries& packed);
 
 }  // namespace reshard

@@ -203,16 +203,15 @@ class DcpLayout final : public Layout {
     checkpoint.beside_model = source.beside;
     checkpoint.names_of = std::move(source.program);
     checkpoint.old_names = std::move(source.old_names);
-    Container tensors;
-    for (const ChunkedTensor& tensor : source.tensors)
-      tensors.tensors.push_back({tensor.name, tensor.dtype, tensor.shape});
-    read_trained_model(files, checkpoint, context, tensors, source.packed, [&](const std::optional<Model>& model) {
-      if (!model && source.format == Format::kSafetensors)
-        checkpoint.notes.push_back(
-            "the files do not record the size of whole tensors: without a config.json, missing files of the last ranks "
-            "cannot be detected");
-      return chunked_map(std::move(source.files), std::move(source.tensors), source.where);
-    });
+    std::vector<StateEntry> tensors;
+    for (const ChunkedTensor& tensor : source.tensors) tensors.push_back({tensor.name, tensor.dtype, tensor.shape});
+    read_trained_model(files, checkpoint, context, tensors, source.packed);
+    if (!checkpoint.model && source.format == Format::kSafetensors)
+      checkpoint.notes.push_back(
+          "the files do not record the size of whole tensors: without a config.json, missing files of the last ranks "
+          "cannot be detected");
+    checkpoint.map = chunked_map(std::move(source.files), std::move(source.tensors), source.where);
+    finish_trained_map(files, checkpoint, context, source.packed);
     if (context.beside == Beside::kLook && checkpoint.leaves_states && has_items)
       look_at_optimizer(files, found.path, known, optimizer, *checkpoint.beside_model);
     checkpoint.states = training_states(std::move(source.states), std::move(source.paths), source.where);

@@ -110,12 +110,12 @@ std::vector<TiedParameter> shared_in(const ZeroCheckpoint& zero, const std::opti
   return shared;
 }
 
-/// Returns the tensors as one container, in the model's dtypes.
-Container container_of(const ZeroCheckpoint& zero) {
-  Container container;
+/// Returns the tensors in the model's dtypes.
+std::vector<StateEntry> entries_in(const ZeroCheckpoint& zero) {
+  std::vector<StateEntry> entries;
   for (const ZeroTensor& tensor : zero.tensors)
-    container.tensors.push_back({tensor.name, tensor.model_dtype.value_or(tensor.dtype), tensor.shape});
-  return container;
+    entries.push_back({tensor.name, tensor.model_dtype.value_or(tensor.dtype), tensor.shape});
+  return entries;
 }
 
 void note_left_out(const ZeroCheckpoint& zero, std::vector<std::string>& notes) {
@@ -207,10 +207,10 @@ Checkpoint DeepSpeedLayout::read(Files& files, const FoundLayout& found, const R
   const StateNames names = trained_names(entries, known, context.use, checkpoint);
   const PackedEntries packed = packed_entries(entries, names, found.path);
   rename(zero, names.names);
-  read_trained_model(files, checkpoint, context, container_of(zero), packed, [&](const std::optional<Model>& model) {
-    note_choice(files, found, checkpoint.notes);
-    return map_of(zero, shared_in(zero, model), checkpoint.notes);
-  });
+  read_trained_model(files, checkpoint, context, entries_in(zero), packed);
+  note_choice(files, found, checkpoint.notes);
+  checkpoint.map = map_of(zero, shared_in(zero, checkpoint.model), checkpoint.notes);
+  finish_trained_map(files, checkpoint, context, packed);
   note_left_out(zero, checkpoint.notes);
   if (zero.replica_files > 0)
     checkpoint.notes.push_back(fmt::format(

@@ -346,16 +346,17 @@ Checkpoint FsdpRanksLayout::read(Files& files, const FoundLayout& found, const R
   LanguageModel described;
   const KnownModel known = known_model(files, checkpoint, context, described);
   const StateNames in_model = trained_names(entries, known, context.use, checkpoint);
-  Container whole_tensors;
+  std::vector<StateEntry> tensors;
   std::unordered_map<std::string, std::string> names;
   const PackedEntries packed = packed_entries(entries, in_model, found.path);
   for (std::size_t i = 0; i < entries.size(); ++i) {
     if (in_model.names[i].empty()) continue;
     names.emplace(entries[i].name, in_model.names[i]);
-    whole_tensors.tensors.push_back({in_model.names[i], *entries[i].dtype, entries[i].shape});
+    tensors.push_back({in_model.names[i], entries[i].dtype, entries[i].shape});
   }
-  read_trained_model(files, checkpoint, context, whole_tensors, packed,
-                     [&](const std::optional<Model>& model) { return map_of(ranks, names, model); });
+  read_trained_model(files, checkpoint, context, tensors, packed);
+  checkpoint.map = map_of(ranks, names, checkpoint.model);
+  finish_trained_map(files, checkpoint, context, packed);
   if (checkpoint.model && checkpoint.model->by_config_plan)
     validate_planned_sizes(*checkpoint.model, checkpoint.language_model.config, read_config(files, checkpoint), 1,
                            found.path);

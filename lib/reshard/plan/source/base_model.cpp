@@ -28,7 +28,7 @@ Model base_model(Files& files, const ModelConfig& config, const FamilySpec& fami
   const LanguageModel model = find_language_model(config, family);
   if (model.family) return instantiate(model.family, model.config);
   if (!has_config_plan(config)) throw unknown_model_type(config);
-  return planned_model(config, read_hf_checkpoint(files, config.path.parent_path()), notes);
+  return planned_model(config, whole_tensors(read_hf_checkpoint(files, config.path.parent_path())), notes);
 }
 
 /// Reads adapter_config.json, with the ranks and scales of separate linears. Notes any ranks that it does not explain.
