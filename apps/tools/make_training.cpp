@@ -18,6 +18,7 @@
 #include "reshard/layouts/core/layout.h"
 #include "reshard/plan/job/job.h"
 #include "reshard/plan/job/program.h"
+#include "reshard/plan/transforms/derived.h"
 #include "reshard/specs/config/model_config.h"
 
 namespace {
@@ -78,8 +79,8 @@ void make_training(const Options& options) {
   request.pp = options.pp;
   request.options.set("dp", std::to_string(options.dp));
   reshard::TargetPlan plan = request.layout->plan(request, {&model, parameters, {}, {}, &states, {}});
-  for (const reshard::TargetPlan::Copy& copy : plan.copies)
-    source.map.add_copy(source.map.find_logical(copy.of).value(), copy.name, reshard::TensorRole::kState);
+  reshard::Draft draft{std::move(source)};
+  install_derived(draft, std::move(plan.derived), plan.map);
 
   reshard::Job job;
   job.command = "convert";
@@ -90,7 +91,7 @@ void make_training(const Options& options) {
   job.text_files = std::move(plan.text_files);
   job.whole_folders = {request.layout->traits().folder};
   for (fs::path& folder : plan.whole_folders) job.whole_folders.push_back(std::move(folder));
-  job.source = std::move(source.map);
+  job.source = std::move(draft.source.map);
   job.target = std::move(plan.map);
   job.copied_files.push_back(
       {options.config / "config.json", "config.json", fs::file_size(options.config / "config.json")});

@@ -228,20 +228,8 @@ struct TargetContext {
   std::span<const Adapter> adapters{};  // adapters whose tensors are `logical`; `model` is then their base model
 };
 
-/// A tensor that is the mean of others, or what they have in common.
-struct Average {
-  std::string name;
-  std::vector<std::string> terms;  // names; the mean has the dtype, shape and role of the first
-  LoraFuse how = LoraFuse::kMean;  // kSame: the terms must be equal
-};
-
 /// A checkpoint to be written.
 struct TargetPlan {
-  struct Copy {
-    std::string name;
-    std::string of;
-  };
-
   TargetMap map;
   std::vector<TextFile> text_files;
   Format format = Format::kSafetensors;  // format of all files
@@ -257,9 +245,7 @@ struct TargetPlan {
   std::vector<std::string> notes;          // what the user should know, whole sentences
   std::string loaded_by;                   // which programs load the files, a note after the others; may be empty
   std::vector<std::filesystem::path> whole_folders;  // folders replaced as a whole, in addition to the traits' folder
-  std::vector<Copy> copies;                          // source tensors that it also contains under another name
-  std::vector<Average> means;                        // tensors that the source does not have
-  std::vector<LogicalTensor> computed{};             // the same, with their recipes; `dtype` is that of their input
+  std::vector<LogicalTensor> derived;                // tensors that the source does not have, with their recipes
   std::string role{};                                // TargetRequest::role
   std::vector<TargetPlan> joined{};                  // of further models in the files; `map` contains their maps
 };

@@ -169,7 +169,7 @@ void multiply_by_norms(TargetPlan& plan, const Model& model, const OptionValues&
         products.emplace(tensor.name, product.name);
         product.computed =
             std::make_shared<const Computed>(Computed{column_scaled_recipe(), {tensor.name, layer + altered.factor}});
-        plan.computed.push_back(product);
+        plan.derived.push_back(product);
         tensor.name = product.name;
         break;
       }

@@ -149,7 +149,7 @@ class AdapterStacks {
         for (const LogicalTensor* tensor : *of)
           if (tensor != nullptr) plan.without_place.push_back(tensor->name);
     }
-    plan.computed = std::move(computed_);
+    plan.derived = std::move(derived_);
     plan.map = sharded_target_map(std::move(rules_).take(), ranks_, logical_, target);
   }
 
@@ -262,7 +262,7 @@ class AdapterStacks {
     LogicalTensor result = tensor;
     result.name += ".scaled";
     result.computed = std::make_shared<const Computed>(Computed{scaled_recipe(factor), {tensor.name}});
-    computed_.push_back(result);
+    derived_.push_back(result);
     result.computed = nullptr;
     logical_.push_back(result);
     return result.name;
@@ -321,7 +321,7 @@ class AdapterStacks {
   std::map<std::string, std::pair<Matrices, Matrices>> tensors_;  // by module of the model
   std::set<std::string> wrapped_;                                 // modules with stacks, of the model
   std::set<std::string> placed_;                                  // those that adapters have matrices for
-  std::vector<LogicalTensor> logical_, computed_;
+  std::vector<LogicalTensor> logical_, derived_;
 };
 
 std::string name_of(const Adapter& adapter) {
@@ -489,10 +489,10 @@ void plan_served_adapters(TargetPlan& plan, const RankTarget& target, const Serv
     for (TargetFile& file : own.map.files)
       file.path = file.path.parent_path() / fmt::format("{}_tp{}{}", name, file.tp_rank, kHostFileEnding);
     plan.map.append(std::move(own.map), "");
-    for (LogicalTensor& tensor : own.computed)
-      if (std::none_of(plan.computed.begin(), plan.computed.end(),
+    for (LogicalTensor& tensor : own.derived)
+      if (std::none_of(plan.derived.begin(), plan.derived.end(),
                        [&](const LogicalTensor& other) { return other.name == tensor.name; }))
-        plan.computed.push_back(std::move(tensor));
+        plan.derived.push_back(std::move(tensor));
   }
 }
 

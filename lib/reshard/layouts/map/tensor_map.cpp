@@ -319,22 +319,6 @@ void SourceMap::add_chunk(std::uint32_t index, StoredTensor chunk, Box box) {
   pieces[index].push_back({add_stored(std::move(chunk)), std::move(box), std::move(zeros)});
 }
 
-void SourceMap::add_copy(std::uint32_t of, const std::string& name, TensorRole role) {
-  LogicalTensor tensor = logical[of];
-  tensor.name = name;
-  tensor.role = role;
-  const std::uint32_t copy = add_logical(tensor, {});
-  std::set<std::pair<Dims, Dims>> taken;
-  for (std::size_t p = 0; p < pieces[of].size(); ++p) {
-    const Piece piece = pieces[of][p];
-    if (stored[piece.stored].tied || !taken.emplace(piece.box.begin, piece.box.size).second) continue;
-    if (volume(piece.box) == 0) continue;
-    const StoredTensor& whole = stored[piece.stored];
-    const View view{piece.box.size, whole.strides()};
-    add_chunk(copy, whole.part(view.offset(piece.stored_begin), view), piece.box);
-  }
-}
-
 void SourceMap::tie_logical(std::uint32_t tied, std::uint32_t source) {
   for (Piece& piece : pieces[tied]) {
     StoredTensor& replica = stored[piece.stored];

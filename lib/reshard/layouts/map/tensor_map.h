@@ -248,9 +248,6 @@ class SourceMap : public TensorMap {
   /// Adds a stored tensor that is `box` of a logical one, and has its shape.
   void add_chunk(std::uint32_t logical, StoredTensor chunk, Box box);
 
-  /// Adds a logical tensor that is a copy of `logical`. Its bytes are read a second time, and without replicas.
-  void add_copy(std::uint32_t logical, const std::string& name, TensorRole role);
-
   /// Removes logical tensor `tied`, and makes its pieces replicas of `source`, which has the same shape. Later logical
   /// tensors get new indices.
   void tie_logical(std::uint32_t tied, std::uint32_t source);

@@ -18,6 +18,7 @@
 #include "reshard/layouts/ranks/rank_format.h"
 #include "reshard/layouts/states/numbered_parameters.h"
 #include "reshard/layouts/states/optimizer_keys.h"
+#include "reshard/tensor/recipes/same.h"
 
 namespace reshard {
 namespace {
@@ -219,7 +220,10 @@ class OptimizerWriter {
         master.name = parameters_.master_name(parameter.name);
         master.dtype = parameters_.master_dtype(parameter.name);
         master.role = TensorRole::kState;
-        if (copied_.insert(parameter.name).second) plan_.copies.push_back({master.name, parameter.name});
+        if (copied_.insert(parameter.name).second) {
+          LogicalTensor& copy = plan_.derived.emplace_back(master);
+          copy.computed = std::make_shared<const Computed>(Computed{same_recipe(), {parameter.name}});
+        }
         return master;
       });
     }

@@ -22,6 +22,8 @@
 #include "reshard/specs/peft/adapter_metadata.h"
 #include "reshard/specs/peft/peft_stages.h"
 #include "reshard/specs/stages/stage_json.h"
+#include "reshard/tensor/recipes/mean.h"
+#include "reshard/tensor/recipes/same.h"
 
 namespace reshard {
 namespace {
@@ -255,32 +257,49 @@ TargetPlan plan_peft_directories(const TargetRequest& request, const TargetConte
 /// Contents of one adapter's files on each pipeline rank.
 using AdapterStages = std::vector<StageMetadata>;
 
-/// Returns the tensors of the ranks that several linears share because they are fused.
-std::vector<Average> shared_tensors(const AdapterStages& stages, std::uint32_t tp, LoraFuse fuse) {
-  std::vector<Average> means;
+/// A tensor that several linears share because they are fused.
+struct SharedTensor {
+  LogicalTensor tensor;            // dtype and shape are those of the first term
+  std::vector<std::string> terms;  // names of the linears' own tensors
+
+  /// Returns the tensor as it is made from the terms, whose names all have this prefix.
+  LogicalTensor derived(LoraFuse fuse, const std::string& prefix) const {
+    Computed computed{fuse == LoraFuse::kSame ? same_recipe() : mean_recipe(), {}};
+    for (const std::string& term : terms) computed.inputs.push_back(prefix + term);
+    LogicalTensor made = tensor;
+    made.name.insert(0, prefix);
+    made.computed = std::make_shared<const Computed>(std::move(computed));
+    return made;
+  }
+};
+
+/// Returns the tensors of the ranks that several linears share, in place of whose terms they come in `tensors`.
+std::vector<SharedTensor> take_shared(const AdapterStages& stages, std::uint32_t tp,
+                                      std::vector<LogicalTensor>& tensors) {
+  std::vector<SharedTensor> shared;
+  std::unordered_map<std::string, std::size_t> of_term;
   for (const StageMetadata& stage : stages)
     for (const PartitionRule& rule : partition_rules(stage, tp)) {
       if (!rule.one_of_parts) continue;
-      Average& mean = means.emplace_back(Average{rule.stored_name, {}, fuse});
-      for (const PartitionRule::Part& part : rule.parts) mean.terms.push_back(part.logical_name);
+      SharedTensor& one = shared.emplace_back();
+      one.tensor.name = rule.stored_name;
+      for (const PartitionRule::Part& part : rule.parts) {
+        one.terms.push_back(part.logical_name);
+        of_term.emplace(part.logical_name, shared.size() - 1);
+      }
     }
-  return means;
-}
-
-/// Replaces the terms of each mean with the mean.
-std::vector<LogicalTensor> with_means(const std::vector<LogicalTensor>& tensors, const std::vector<Average>& means) {
-  std::unordered_map<std::string_view, const Average*> in_mean;
-  for (const Average& mean : means)
-    for (const std::string& name : mean.terms) in_mean.emplace(name, &mean);
   std::vector<LogicalTensor> made;
-  for (const LogicalTensor& tensor : tensors) {
-    const auto mean = in_mean.find(tensor.name);
-    if (mean == in_mean.end())
-      made.push_back(tensor);
-    else if (mean->second->terms.front() == tensor.name)
-      made.push_back({mean->second->name, tensor.dtype, tensor.shape, {}});
+  for (LogicalTensor& tensor : tensors) {
+    const auto found = of_term.find(tensor.name);
+    if (found == of_term.end()) {
+      made.push_back(std::move(tensor));
+    } else if (SharedTensor& one = shared[found->second]; one.terms.front() == tensor.name) {
+      one.tensor = {one.tensor.name, tensor.dtype, std::move(tensor.shape), {}};
+      made.push_back(one.tensor);
+    }
   }
-  return made;
+  tensors = std::move(made);
+  return shared;
 }
 
 /// The ranks of a model that PEFT has wrapped in adapters.
@@ -460,23 +479,18 @@ TargetPlan plan_adapter_ranks(const Layout& layout, const Trainer& trainer, cons
           .in(adapter.path)
           .hint("rename its directory");
     plan.whole_folders.push_back(folder);
-    std::vector<Average> means = shared_tensors(model.own[i], plan.mesh.tp, fuse);
+    std::vector<LogicalTensor> own = without_prefix(tensors[i], form.omitted);
+    const std::vector<SharedTensor> shared = take_shared(model.own[i], plan.mesh.tp, own);
     RankTarget target{&layout, format_of(request)};
     target.values = model.settings[i];
     const std::string prefix = adapter.prefix + std::string(form.omitted);
     try {
-      plan.map.append(adapter_map(folder, model.own[i], model.metadata, plan.mesh.tp,
-                                  with_means(without_prefix(tensors[i], form.omitted), means), target),
-                      prefix);
+      plan.map.append(adapter_map(folder, model.own[i], model.metadata, plan.mesh.tp, own, target), prefix);
     } catch (Error& error) {
       if (error.path().empty()) error.in(adapter.path);
       throw;
     }
-    for (Average& mean : means) {
-      mean.name.insert(0, prefix);
-      for (std::string& name : mean.terms) name.insert(0, prefix);
-      plan.means.push_back(std::move(mean));
-    }
+    for (const SharedTensor& one : shared) plan.derived.push_back(one.derived(fuse, prefix));
   }
   plan.loaded_by = form.loaded_by;
   return plan;

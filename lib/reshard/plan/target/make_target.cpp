@@ -18,8 +18,7 @@
 #include "reshard/layouts/training/adapter_target.h"
 #include "reshard/plan/target/file_metadata.h"
 #include "reshard/plan/target/joined_models.h"
-#include "reshard/plan/transforms/average.h"
-#include "reshard/tensor/recipes/mean.h"
+#include "reshard/plan/transforms/derived.h"
 
 namespace reshard {
 namespace {
@@ -152,31 +151,6 @@ void note_other_form(Draft& draft, const OptionValues& options) {
         join(lost, " and ")));
 }
 
-/// Adds the copies that the target needs to the draft's map.
-void add_copies(Draft& draft, const std::vector<TargetPlan::Copy>& copies) {
-  SourceMap& map = draft.source.map;
-  std::map<DType, std::size_t> narrow;  // number of master weights copied from narrow weights
-  for (const TargetPlan::Copy& copy : copies) {
-    const std::uint32_t source = map.find_logical(copy.of).value();
-    map.add_copy(source, copy.name, TensorRole::kState);
-    if (const DType dtype = map.logical[source].dtype; bits(dtype) < bits(DType::kF32)) ++narrow[dtype];
-  }
-  for (const auto& [dtype, count] : narrow)
-    draft.note(fmt::format("the source has no master weights of {} parameter{}: computed them from {} weights", count,
-                           count == 1 ? "" : "s", name(dtype)));
-}
-
-/// Means are computed in the dtype of the files, before casts.
-void note_averages(Draft& draft) {
-  const std::vector<LogicalTensor>& tensors = draft.source.map.logical;
-  const auto count = std::count_if(tensors.begin(), tensors.end(), [](const LogicalTensor& tensor) {
-    return tensor.computed && tensor.computed->recipe->key() == kMeanKey && tensor.computed->inputs.size() > 1;
-  });
-  const auto cast = std::find_if(draft.transforms.begin(), draft.transforms.end(),
-                                 [](const Applied& one) { return one.transform == Applied::Transform::kCast; });
-  if (count > 0) draft.transforms.insert(cast, {Applied::Transform::kAverage, static_cast<std::size_t>(count)});
-}
-
 }  // namespace
 
 TargetRequest completed(TargetRequest request, const Checkpoint& source) {
@@ -283,15 +257,7 @@ TargetPlan make_target(Files& files, Draft& draft, const TargetRequest& request,
     draft.note(plan.loaded_by + (draft.was(Applied::Transform::kRename) && !draft.layers
                                      ? "; the model that loads them must have the names that `rename` gave"
                                      : ""));
-  add_copies(draft, plan.copies);
-  draft.source.map = average(std::move(draft.source.map), plan.means);
-  for (LogicalTensor& tensor : plan.computed) {
-    const std::string& input = tensor.computed->inputs.front();
-    tensor.dtype = draft.source.map.logical[draft.source.map.find_logical(input).value()].dtype;
-    draft.source.map.add_logical(tensor, {});
-  }
-  note_averages(draft);
-  add_computed(draft.source.map, plan.map);
+  install_derived(draft, std::move(plan.derived), plan.map);
   draft.dropped.insert(draft.dropped.end(), plan.without_place.begin(), plan.without_place.end());
   note_tied(draft, *request.layout);
   if (is_model && is_first) note_whole_weights(files, draft, *request.layout, output_directory);

@@ -9,7 +9,7 @@ namespace {
 
 class Same : public Recipe {
  public:
-  std::string key() const override { return "same"; }
+  std::string key() const override { return std::string(kSameKey); }
   bool is_elementwise() const override { return true; }
 
   void validate(std::span<const Operand> inputs, const Operand& output) const override {
