@@ -11,7 +11,8 @@
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
 #include "reshard/io/open_store.h"
-#include "reshard/plan/target/companions.h"
+#include "reshard/layouts/layout_table.h"
+#include "reshard/plan/output/companions.h"
 #include "reshard/specs/family/family_parser.h"
 #include "reshard/specs/parallel/mesh.h"
 

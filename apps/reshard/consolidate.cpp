@@ -4,6 +4,8 @@
 #include "commands.h"
 #include "reshard/base/error.h"
 #include "reshard/io/open_store.h"
+#include "reshard/layouts/layout_table.h"
+#include "reshard/plan/plan.h"
 #include "run_job.h"
 
 namespace reshard::cli {

@@ -7,7 +7,9 @@
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
 #include "reshard/io/open_store.h"
-#include "reshard/plan/target/checks.h"
+#include "reshard/layouts/layout_table.h"
+#include "reshard/plan/output/checks.h"
+#include "reshard/plan/plan.h"
 #include "run_job.h"
 
 namespace reshard::cli {

@@ -13,6 +13,7 @@
 #include "other_words.h"
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
+#include "reshard/layouts/layout_table.h"
 #include "table.h"
 
 namespace reshard::cli {

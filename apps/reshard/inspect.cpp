@@ -17,8 +17,11 @@
 #include "reshard/engine/check/stats.h"
 #include "reshard/io/listed_files.h"
 #include "reshard/io/open_store.h"
+#include "reshard/layouts/found.h"
 #include "reshard/layouts/interrupted_swap.h"
+#include "reshard/layouts/layout_table.h"
 #include "reshard/layouts/peft/sharded_adapter.h"
+#include "reshard/layouts/read_checkpoint.h"
 #include "reshard/plan/job/name_rules.h"
 #include "reshard/plan/source/metadata_model.h"
 #include "reshard/plan/source/tags.h"
@@ -97,13 +100,13 @@ void read_values(Checkpoint& checkpoint, const InspectArguments& arguments, RunO
 }
 
 /// Prints an overview of several adapters in one directory.
-void inspect_adapters(Files& files, const std::string& path, const std::vector<AdapterFolder>& folders,
-                      const FoundCheckpoint& found, const InspectArguments& arguments) {
+void inspect_adapters(Files& files, const std::string& path, const FoundCheckpoint& found,
+                      const InspectArguments& arguments) {
   validate_not_swapping(files, found.path);
   std::vector<Checkpoint> adapters;
-  adapters.reserve(folders.size());
+  adapters.reserve(found.adapter_shards.size());
   AdapterMetadataReader metadata(files);
-  for (const AdapterFolder& folder : folders)
+  for (const AdapterFolder& folder : found.adapter_shards)
     adapters.push_back(read_sharded_adapter(files, folder, {ConfigUse::kLenient, {}, {}, {}}, metadata));
   adapters.front().notes.insert(adapters.front().notes.begin(), found.notes.begin(), found.notes.end());
   if (arguments.json) return print_output(to_text(adapters_document(path, adapters)));
@@ -153,16 +156,13 @@ void inspect(const Command& command, const InspectArguments& arguments, Together
   const bool one_wanted = arguments.print_spec || arguments.tensors || arguments.stats || arguments.digest ||
                           !arguments.filter.empty() || !arguments.sort.empty() || !arguments.limit.empty() ||
                           arguments.source.config;
-  if (const auto adapters = one_wanted ? std::vector<AdapterFolder>() : adapters_to_read(files, found.path);
-      adapters.size() > 1)
-    return inspect_adapters(files, path, adapters, found, arguments);
-  Checkpoint inspection = read_checkpoint(files, found.path,
+  if (!one_wanted && found.adapter_shards.size() > 1) return inspect_adapters(files, path, found, arguments);
+  Checkpoint inspection = read_checkpoint(files, found,
                                           {.use = ConfigUse::kLenient,
                                            .family = family_spec(arguments),
                                            .options = arguments.source_options,
                                            .config = {config_of(arguments.source)},
                                            .beside = Beside::kLook});
-  inspection.notes.insert(inspection.notes.begin(), found.notes.begin(), found.notes.end());
   if (arguments.print_spec) {
     if (!arguments.quiet) print_notes(inspection.notes);
     return print_output(description_of(inspection));

@@ -6,6 +6,7 @@
 
 #include "command.h"
 #include "reshard/layouts/core/layout.h"
+#include "reshard/layouts/layout_table.h"
 
 namespace reshard::cli {
 

@@ -5,7 +5,9 @@
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
 #include "reshard/io/open_store.h"
-#include "reshard/plan/target/joined_models.h"
+#include "reshard/layouts/layout_table.h"
+#include "reshard/plan/output/joined_models.h"
+#include "reshard/plan/plan.h"
 #include "run_job.h"
 
 namespace reshard::cli {

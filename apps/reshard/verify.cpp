@@ -29,12 +29,15 @@
 #include "reshard/layouts/core/expert_stacks.h"
 #include "reshard/layouts/core/weights_option.h"
 #include "reshard/layouts/dcp/original_dtypes.h"
+#include "reshard/layouts/found.h"
+#include "reshard/layouts/layout_table.h"
 #include "reshard/layouts/peft/sharded_adapter.h"
+#include "reshard/layouts/read_checkpoint.h"
 #include "reshard/layouts/states/compare_states.h"
+#include "reshard/plan/output/companions.h"
+#include "reshard/plan/output/trainer_files.h"
 #include "reshard/plan/proof/manifest.h"
 #include "reshard/plan/source/tags.h"
-#include "reshard/plan/target/companions.h"
-#include "reshard/plan/target/trainer_files.h"
 #include "reshard/specs/config/model_config.h"
 #include "run_job.h"
 
@@ -159,19 +162,18 @@ struct UsedOptions {
 /// reads an optimizer's groups as values if they are plain values. `config` is for a side without a config.json.
 Checkpoint read_side(Files& files, const std::string& path, const fs::path& config_path,
                      const VerifyArguments& arguments, bool with_groups, UsedOptions& used) {
-  const bool has_tags = files.is_directory(path) && !is_checkpoint(files, path);
+  const bool has_tags = files.is_directory(path) && !found_at(files, path).is_checkpoint();
   const FoundCheckpoint found = find_checkpoint(files, path, has_tags ? arguments.source.tag : std::nullopt);
   used.tag = used.tag || has_tags;
   const ConfigChoice config{config_path, true};
   const Beside read = with_groups ? Beside::kReadPlainGroups : Beside::kRead;
   Checkpoint side =
-      read_checkpoint(files, found.path,
+      read_checkpoint(files, found,
                       {ConfigUse::kLenient, family_spec(arguments), arguments.source_options, config,
                        arguments.source.with_optimizer ? read : Beside::kCount, extra_tensors_of(arguments.source)});
   if (side.unexplained) throw Error(*side.unexplained);
   take_original_dtypes(files, side);
   used.with_optimizer = used.with_optimizer || !side.states.empty();
-  side.notes.insert(side.notes.begin(), found.notes.begin(), found.notes.end());
   return side;
 }
 

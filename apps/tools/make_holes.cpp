@@ -22,7 +22,7 @@
 #include "reshard/layouts/hf/hf.h"
 #include "reshard/layouts/map/target_file.h"
 #include "reshard/layouts/map/whole_map.h"
-#include "reshard/plan/job/job.h"
+#include "reshard/plan/plan.h"
 
 namespace {
 

@@ -16,6 +16,8 @@
 #include "reshard/io/open_store.h"
 #include "reshard/layouts/core/checkpoint.h"
 #include "reshard/layouts/core/layout.h"
+#include "reshard/layouts/layout_table.h"
+#include "reshard/layouts/read_checkpoint.h"
 #include "reshard/plan/job/job.h"
 #include "reshard/plan/job/program.h"
 #include "reshard/plan/transforms/derived.h"

@@ -11,7 +11,7 @@
 #include "end_to_end/golden_checks.h"
 #include "reshard/engine/check/verify.h"
 #include "reshard/layouts/core/checkpoint.h"
-#include "reshard/plan/target/joined_models.h"
+#include "reshard/plan/output/joined_models.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/errors.h"

@@ -7,6 +7,8 @@
 #include "reshard/io/memory_files.h"
 #include "reshard/layouts/core/checkpoint.h"
 #include "reshard/layouts/map/target_file.h"
+#include "reshard/layouts/read_checkpoint.h"
+#include "reshard/plan/plan.h"
 #include "support/architectures.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"

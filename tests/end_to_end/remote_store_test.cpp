@@ -5,6 +5,8 @@
 #include "reshard/io/memory_files.h"
 #include "reshard/io/open_store.h"
 #include "reshard/layouts/core/checkpoint.h"
+#include "reshard/layouts/read_checkpoint.h"
+#include "reshard/plan/plan.h"
 #include "support/checkpoints.h"
 #include "support/refusals.h"
 #include "support/requests.h"

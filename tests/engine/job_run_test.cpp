@@ -8,6 +8,7 @@
 
 #include "engine/some_jobs.h"
 #include "reshard/engine/execute.h"
+#include "reshard/plan/plan.h"
 #include "support/errors.h"
 #include "support/fault_storage.h"
 #include "support/requests.h"

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "reshard/plan/job/job.h"
+#include "reshard/plan/plan.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/layouts.h"

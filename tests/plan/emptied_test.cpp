@@ -3,6 +3,8 @@
 #include <nlohmann/json.hpp>
 
 #include "reshard/io/memory_files.h"
+#include "reshard/layouts/read_checkpoint.h"
+#include "reshard/plan/plan.h"
 #include "support/layouts.h"
 #include "support/refusals.h"
 #include "support/requests.h"

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "reshard/io/memory_files.h"
+#include "reshard/plan/plan.h"
 #include "support/refusals.h"
 #include "support/requests.h"
 

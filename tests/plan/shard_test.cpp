@@ -1,7 +1,7 @@
 #include <nlohmann/json.hpp>
 
 #include "reshard/base/strings.h"
-#include "reshard/plan/job/job.h"
+#include "reshard/plan/plan.h"
 #include "support/input.h"
 #include "support/local_files.h"
 #include "support/refusals.h"

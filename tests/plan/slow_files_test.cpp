@@ -12,6 +12,7 @@
 
 #include "reshard/io/local_storage.h"
 #include "reshard/io/read_each.h"
+#include "reshard/plan/plan.h"
 #include "support/errors.h"
 #include "support/requests.h"
 #include "support/temp_dir.h"

@@ -2,6 +2,7 @@
 
 #include "reshard/base/error.h"
 #include "reshard/layouts/core/layout.h"
+#include "reshard/layouts/layout_table.h"
 
 namespace reshard::test {
 

@@ -15,10 +15,12 @@
 #include "reshard/formats/torch/xser.h"
 #include "reshard/io/local_storage.h"
 #include "reshard/io/text_file.h"
+#include "reshard/layouts/layout_table.h"
 #include "reshard/layouts/ranks/sharded_checkpoint.h"
-#include "reshard/plan/job/job.h"
+#include "reshard/layouts/read_checkpoint.h"
+#include "reshard/plan/output/companions.h"
+#include "reshard/plan/plan.h"
 #include "reshard/plan/source/tags.h"
-#include "reshard/plan/target/companions.h"
 #include "reshard/specs/config/model_config.h"
 #include "reshard/specs/family/family_parser.h"
 #include "reshard/specs/peft/adapter_config.h"
@@ -90,7 +92,7 @@ inline std::optional<FoundLayout> find_whole(const std::filesystem::path& path) 
   return find_whole(local_storage(), path);
 }
 inline Checkpoint read_whole(const std::filesystem::path& directory, const ReadContext& context) {
-  return read_whole(local_storage(), directory, context);
+  return read_checkpoint(local_storage(), found_at(local_storage(), directory, SourceKind::kWhole), context);
 }
 inline ShardedCheckpoint read_sharded_checkpoint(const FoundLayout& folder,
                                                  const std::optional<std::string>& adapter = {}) {
@@ -100,7 +102,7 @@ inline std::vector<Tag> list_tags(const std::filesystem::path& directory) {
   return list_tags(local_storage(), directory);
 }
 inline bool is_checkpoint(const std::filesystem::path& directory, SourceKind content = SourceKind::kAny) {
-  return is_checkpoint(local_storage(), directory, content);
+  return found_at(local_storage(), directory, content).is_checkpoint();
 }
 inline Companions companion_files(const std::filesystem::path& directory) {
   return companion_files(local_storage(), directory, CompanionFiles::kAll);

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "reshard/base/strings.h"
+#include "reshard/layouts/found.h"
 #include "reshard/layouts/ranks/rank_format.h"
 #include "reshard/specs/stages/stage_json.h"
 

@@ -1,3 +1,5 @@
+#include "reshard/layouts/read_checkpoint.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -20,12 +22,13 @@
 #include "reshard/layouts/core/model_bounds.h"
 #include "reshard/layouts/core/read_model.h"
 #include "reshard/layouts/core/strangers.h"
+#include "reshard/layouts/found.h"
 #include "reshard/layouts/hf/hf_files.h"
 #include "reshard/layouts/interrupted_swap.h"
+#include "reshard/layouts/layout_table.h"
 #include "reshard/layouts/lone_rank.h"
 #include "reshard/layouts/map/rank_record.h"
 #include "reshard/layouts/names/state_names.h"
-#include "reshard/layouts/peft/adapter_folders.h"
 #include "reshard/layouts/peft/sharded_adapter.h"
 #include "reshard/layouts/ranks/rank_format.h"
 
@@ -263,47 +266,18 @@ void note_idle_options(Checkpoint& checkpoint, const OptionValues& values) {
   }
 }
 
-/// Names in the directory of an adapter that PEFT saved.
-struct PeftNames {
-  std::optional<fs::path> own;       // the weights file of its own adapter
-  std::vector<std::string> folders;  // folders with adapters, in which PEFT saves all but the first
-  std::vector<std::string> steps;    // folders with earlier steps of a training run
-};
-
-PeftNames peft_names_in(Files& files, const fs::path& directory) {
-  const auto file_in = [&](const fs::path& folder) -> std::optional<fs::path> {
-    for (const char* name : {kAdapterSafetensorsFile, kAdapterPytorchFile})
-      if (files.exists(folder / name)) return folder / name;
-    return std::nullopt;
-  };
-  PeftNames names{file_in(directory), {}, {}};
-  for (const DirectoryEntry& entry : files.list(directory))
-    if (entry.kind == FileKind::kDirectory && !entry.name.starts_with('.') && file_in(directory / entry.name))
-      (entry.name.starts_with(kStepPrefix) ? names.steps : names.folders).push_back(entry.name);
-  return names;
-}
-
 /// Reads the adapters that PEFT saved in a directory: its own, and those in its folders.
-Checkpoint read_peft_directory(Files& files, const fs::path& directory, const PeftNames& names,
+Checkpoint read_peft_directory(Files& files, const FoundCheckpoint& found, const PeftFolders& folders,
                                const ReadContext& context) {
-  const bool alone = names.folders.empty();
+  const bool alone = folders.adapters.empty();
   Checkpoint checkpoint =
-      alone ? read_any_file(files, names.own.value(), context) : read_peft_adapters(files, {directory});
-  if (alone) describe_peft_adapter(checkpoint, kDefaultAdapter, directory);
+      alone ? read_any_file(files, found.adapter_file, context) : read_peft_adapters(files, {found.path});
+  if (alone) describe_peft_adapter(checkpoint, kDefaultAdapter, found.path);
   if (!alone && !context.config.path.empty() && !context.config.where_missing)
     find_config(files, checkpoint, context.config);  // the base model's, to shard them
-  if (alone && !names.steps.empty()) checkpoint.notes.push_back(note_on_steps(names.steps));
+  if (alone && !folders.steps.empty()) checkpoint.notes.push_back(note_on_steps(folders.steps));
   note_idle_options(checkpoint, context.options);
   return checkpoint;
-}
-
-/// Returns the adapter that PEFT saved in the folder of a step, next to the training state `shards`, if both exist. The
-/// adapter is the checkpoint: the training state has the same adapter, or the base model with it.
-std::optional<fs::path> finished_adapter(Files& files, const fs::path& path, const std::optional<FoundLayout>& shards) {
-  if (!shards || shards->is_empty || shards->path == path || !shards->layout->traits().needs_no_mesh())
-    return std::nullopt;
-  const PeftNames names = peft_names_in(files, path);
-  return names.own || names.folders.empty() ? names.own : std::optional(path / names.folders.front());
 }
 
 /// Notes a sharded checkpoint in a directory whose Hugging Face weights were read.
@@ -379,9 +353,10 @@ Checkpoint read(Files& files, const FoundLayout& found, const ReadContext& conte
   return checkpoint;
 }
 
-/// Reads the adapters of the directory `path`. One that is read alone gets no folder of its own.
-Checkpoint read_adapters(Files& files, const fs::path& path, const std::vector<AdapterFolder>& folders, bool alone,
-                         const ReadContext& context) {
+/// Reads the shards of adapters. One that is read alone gets no folder of its own.
+Checkpoint read_adapters(Files& files, const FoundCheckpoint& found, const ReadContext& context) {
+  const std::vector<AdapterFolder>& folders = found.adapter_shards;
+  const bool alone = folders.front().alone || (found.kind != SourceKind::kShards && folders.size() == 1);
   std::vector<Checkpoint> adapters;
   AdapterMetadataReader metadata(files);
   for (const AdapterFolder& folder : folders) {
@@ -391,7 +366,7 @@ Checkpoint read_adapters(Files& files, const fs::path& path, const std::vector<A
     adapters.push_back(read_sharded_adapter(files, folder, context, metadata));
     validate_no_outside_links(files, adapters.back());
   }
-  Checkpoint checkpoint = alone ? std::move(adapters.front()) : join_adapters(path, std::move(adapters));
+  Checkpoint checkpoint = alone ? std::move(adapters.front()) : join_adapters(found.path, std::move(adapters));
   note_idle_options(checkpoint, context.options);
   return checkpoint;
 }
@@ -457,22 +432,22 @@ Error no_directory(Files& files, const fs::path& path) {
       .hint("give the directory of the checkpoint, not one of its files");
 }
 
-Checkpoint sharded_at(Files& files, const fs::path& path, const ReadContext& context) {
+/// Reads SourceKind::kShards.
+Checkpoint read_sharded(Files& files, const FoundCheckpoint& found, const ReadContext& context) {
+  const fs::path& path = found.path;
   if (files.is_file(path) && !is_part_name(path.filename())) return read_lone_model(files, path, context);
   if (!files.is_directory(path)) throw no_directory(files, path);
-  if (const auto adapters = adapters_meant(files, path); !adapters.empty())
-    return read_adapters(files, path, adapters, adapters.front().alone, context);
-  const auto shards = find_shards(files, path);
-  if (const auto adapter = finished_adapter(files, path, shards))
+  if (!found.adapter_shards.empty()) return read_adapters(files, found, context);
+  if (const fs::path adapter = found.adapter_beside_state(files); !adapter.empty())
     throw Error(ErrorKind::kBadInput,
                 fmt::format("contains a finished adapter, {}, next to the state of its training in {}",
-                            adapter->filename().string(), shards->path.lexically_relative(path).string()))
+                            adapter.filename().string(), found.shards->path.lexically_relative(path).string()))
         .in(path)
         .hint("nothing needs to be consolidated: use the adapter as it is, or with convert");
-  if (shards) return read(files, *shards, context);
-  if (find_whole(files, path)) {
+  if (found.shards) return read(files, *found.shards, context);
+  if (found.whole) {
     refuse_strange_files(files, path);
-    Checkpoint whole = read(files, {&whole_layout(), path, path}, {.use = ConfigUse::kLenient});
+    Checkpoint whole = read(files, *found.whole, {.use = ConfigUse::kLenient});
     validate_no_rank(files, whole, context.use);
     throw Error(ErrorKind::kBadInput, "contains whole tensors, but no ranks to consolidate")
         .in(path)
@@ -485,90 +460,87 @@ Checkpoint sharded_at(Files& files, const fs::path& path, const ReadContext& con
       .hint(nearby.empty() ? "give the directory of the shards folder, or that folder itself" : nearby);
 }
 
-Checkpoint whole_at(Files& files, const fs::path& directory, const ReadContext& context) {
+/// Reads SourceKind::kWhole.
+Checkpoint read_whole(Files& files, const FoundCheckpoint& found, const ReadContext& context) {
+  const fs::path& directory = found.path;
   if (files.is_file(directory)) return read_lone_model(files, directory, context);
   if (!has_data(files, directory)) throw no_data(files, directory);
   if (!files.is_directory(directory))
     throw Error(ErrorKind::kBadInput, "is not a directory")
         .in(directory)
         .hint("give the directory that contains config.json and the weights, or a file with a state dict");
-  const bool is_whole = find_whole(files, directory).has_value();
-  const auto shards = is_whole ? std::nullopt : find_shards(files, directory);
-  if (shards && shards->layout->traits().needs_no_mesh()) return read(files, *shards, context);
-  if (shards) {
+  if (!found.whole && found.shards && found.shards->layout->traits().needs_no_mesh())
+    return read(files, *found.shards, context);
+  if (!found.whole && found.shards) {
     refuse_strange_files(files, directory);
     throw Error(ErrorKind::kBadInput, "is a sharded checkpoint, without whole tensors")
         .in(directory)
         .hint("use convert, or consolidate it first");
   }
-  if (!is_whole) refuse_part(files, directory);
+  if (!found.whole) refuse_part(files, directory);
   try {
     return read(files, {&whole_layout(), directory, directory}, context);
   } catch (Error& error) {
-    if (!is_whole && error.path() == directory.string())
+    if (!found.whole && error.path() == directory.string())
       if (const std::string nearby = hint_for_contents(files, directory); !nearby.empty()) error.hint(nearby);
     throw;
   }
 }
 
-Checkpoint checkpoint_at(Files& files, const fs::path& path, const ReadContext& context) {
+/// Reads SourceKind::kAny.
+Checkpoint read_any(Files& files, const FoundCheckpoint& found, const ReadContext& context) {
+  const fs::path& path = found.path;
+  const std::optional<FoundLayout>& shards = found.shards;
   if (!has_data(files, path)) throw no_data(files, path);
   if (!files.is_directory(path)) {
     Checkpoint checkpoint = read_any_file(files, path, context);
     note_idle_options(checkpoint, context.options);
     return checkpoint;
   }
-  const auto adapters = adapters_to_read(files, path);
-  if (!adapters.empty()) return read_adapters(files, path, adapters, adapters.size() == 1, context);
-  const auto whole = find_whole(files, path);
-  const auto shards = find_shards(files, path);
-  if (!whole && finished_adapter(files, path, shards)) {
-    Checkpoint adapter = read_peft_directory(files, path, peft_names_in(files, path), context);
+  if (!found.adapter_shards.empty()) return read_adapters(files, found, context);
+  if (!found.whole && !found.adapter_beside_state(files).empty()) {
+    Checkpoint adapter = read_peft_directory(files, found, peft_folders_in(files, path), context);
     adapter.notes.push_back(
         fmt::format("the training state next to the adapter is left out; to read it, give {}", shards->path.string()));
     return adapter;
   }
-  if (shards && (!whole || whole->is_empty)) {
+  if (shards && (!found.whole || found.whole->is_empty)) {
     Checkpoint checkpoint = read(files, *shards, context);
-    if (const auto adapter = peft_names_in(files, path).own)
+    if (!found.adapter_file.empty())
       checkpoint.notes.push_back(
-          fmt::format("there is also an adapter, which is left out; to read it, give {}", adapter->string()));
+          fmt::format("there is also an adapter, which is left out; to read it, give {}", found.adapter_file.string()));
     return checkpoint;
   }
-  if (!shards && !whole) {
-    const PeftNames names = peft_names_in(files, path);
-    if (names.own || (!names.folders.empty() && folders_with_checkpoints(files, path).empty()))
-      return read_peft_directory(files, path, names, context);
+  if (!shards && !found.whole) {
+    const PeftFolders folders = peft_folders_in(files, path);
+    if (!found.adapter_file.empty() || (!folders.adapters.empty() && folders_with_checkpoints(files, path).empty()))
+      return read_peft_directory(files, found, folders, context);
   }
-  Checkpoint checkpoint = whole_at(files, path, context);
+  Checkpoint checkpoint = read_whole(files, found, context);
   if (shards && !shards->is_empty) note_shards_beside(checkpoint, *shards);
   return checkpoint;
 }
 
 }  // namespace
 
-const Layout* layout_at(Files& files, const fs::path& path) {
-  if (!files.is_directory(path)) return nullptr;
-  if (!adapters_to_read(files, path).empty()) return &adapter_layout();
-  const auto whole = find_whole(files, path);
-  const auto shards = find_shards(files, path);
-  if (!whole && finished_adapter(files, path, shards)) return nullptr;
-  if (shards && (!whole || whole->is_empty)) return shards->layout;
-  return whole ? whole->layout : nullptr;
-}
-
-Checkpoint read_sharded(Files& files, const fs::path& path, const ReadContext& context) {
-  return read_unless_swapping(files, path, [&] { return sharded_at(files, path, context); });
-}
-
-Checkpoint read_whole(Files& files, const fs::path& directory, const ReadContext& context) {
-  return read_unless_swapping(files, directory, [&] { return whole_at(files, directory, context); });
+Checkpoint read_checkpoint(Files& files, const FoundCheckpoint& found, const ReadContext& context) {
+  const auto read_kind = [&] {
+    switch (found.kind) {
+      case SourceKind::kShards: return read_sharded(files, found, context);
+      case SourceKind::kWhole: return read_whole(files, found, context);
+      case SourceKind::kAny: break;
+    }
+    Checkpoint checkpoint = read_any(files, found, context);
+    if (context.use == ConfigUse::kLenient) note_emptied(checkpoint);
+    return checkpoint;
+  };
+  Checkpoint checkpoint = read_unless_swapping(files, found.path, read_kind);
+  checkpoint.notes.insert(checkpoint.notes.begin(), found.notes.begin(), found.notes.end());
+  return checkpoint;
 }
 
 Checkpoint read_checkpoint(Files& files, const fs::path& path, const ReadContext& context) {
-  Checkpoint checkpoint = read_unless_swapping(files, path, [&] { return checkpoint_at(files, path, context); });
-  if (context.use == ConfigUse::kLenient) note_emptied(checkpoint);
-  return checkpoint;
+  return read_checkpoint(files, found_at(files, path), context);
 }
 
 }  // namespace reshard

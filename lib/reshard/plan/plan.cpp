@@ -1,4 +1,6 @@
-// Plans the job for a request: find, read, transform, lay out, and make the program.
+// Finds, reads, transforms, lays out, and makes the program.
+#include "reshard/plan/plan.h"
+
 #include <fmt/format.h>
 
 #include <iterator>
@@ -9,17 +11,19 @@
 #include "reshard/io/listed_files.h"
 #include "reshard/layouts/core/expert_stacks.h"
 #include "reshard/layouts/dcp/original_dtypes.h"
+#include "reshard/layouts/found.h"
 #include "reshard/layouts/hf/hf.h"
 #include "reshard/layouts/interrupted_swap.h"
+#include "reshard/layouts/layout_table.h"
 #include "reshard/layouts/peft/sharded_adapter.h"
-#include "reshard/plan/job/job.h"
+#include "reshard/layouts/read_checkpoint.h"
+#include "reshard/plan/output/checks.h"
+#include "reshard/plan/output/companions.h"
+#include "reshard/plan/output/joined_models.h"
+#include "reshard/plan/output/make_target.h"
+#include "reshard/plan/output/outside_links.h"
 #include "reshard/plan/source/metadata_model.h"
 #include "reshard/plan/source/tags.h"
-#include "reshard/plan/target/checks.h"
-#include "reshard/plan/target/companions.h"
-#include "reshard/plan/target/joined_models.h"
-#include "reshard/plan/target/make_target.h"
-#include "reshard/plan/target/outside_links.h"
 #include "reshard/plan/transforms/against_model.h"
 #include "reshard/plan/transforms/cast.h"
 #include "reshard/plan/transforms/dequantize.h"
@@ -98,12 +102,9 @@ Checkpoint read_source(Files& files, const Request& request) {
   if (!request.adapters.empty()) return read_adapters(files, request.adapters);
   const FoundCheckpoint found = find_checkpoint(files, request.source.path, request.source.tag, request.source.kind);
   const Layout* const target = request.target.layout;
-  const ReadContext context = context_of(request, target != nullptr ? target : layout_at(files, found.path));
-  Checkpoint source = request.source.kind == SourceKind::kShards  ? read_sharded(files, found.path, context)
-                      : request.source.kind == SourceKind::kWhole ? read_whole(files, found.path, context)
-                                                                  : read_checkpoint(files, found.path, context);
+  const ReadContext context = context_of(request, target != nullptr ? target : found.layout(files));
+  Checkpoint source = read_checkpoint(files, found, context);
   if (request.target.options.choice(kExperts) == "separate") separate_experts(source);
-  source.notes.insert(source.notes.begin(), found.notes.begin(), found.notes.end());
   return source;
 }
 

@@ -8,7 +8,7 @@
 
 #include "reshard/base/strings.h"
 #include "reshard/layouts/core/checkpoint.h"
-#include "reshard/plan/target/joined_models.h"
+#include "reshard/plan/output/joined_models.h"
 #include "reshard/specs/family/family_parser.h"
 #include "support/architectures.h"
 #include "support/checkpoints.h"

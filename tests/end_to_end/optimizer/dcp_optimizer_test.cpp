@@ -6,6 +6,7 @@
 
 #include "reshard/base/strings.h"
 #include "reshard/io/local_storage.h"
+#include "reshard/plan/plan.h"
 #include "support/checkpoints.h"
 #include "support/families.h"
 #include "support/fault_storage.h"

@@ -10,7 +10,8 @@
 #include "reshard/engine/check/verify.h"
 #include "reshard/engine/publish/earlier_runs.h"
 #include "reshard/engine/ranks/run_fingerprint.h"
-#include "reshard/plan/target/make_target.h"
+#include "reshard/layouts/read_checkpoint.h"
+#include "reshard/plan/output/make_target.h"
 #include "support/refusals.h"
 #include "support/thread_ranks.h"
 
@@ -99,7 +100,8 @@ struct Scaled {
   /// As plan_shard does it, with the transform after reading.
   std::unique_ptr<Job> plan(const fs::path& output) const {
     const Request request = shard_request(temp / "model", output, 2);
-    Draft draft{read_whole(local_storage(), request.source.path, {.use = ConfigUse::kNeeded})};
+    const FoundCheckpoint found = found_at(local_storage(), request.source.path, SourceKind::kWhole);
+    Draft draft{read_checkpoint(local_storage(), found, {.use = ConfigUse::kNeeded})};
     draft.model = draft.source.model;
     draft.wanted = draft.source.map.state_dict();
     std::erase_if(draft.wanted, [](const LogicalTensor& tensor) {

@@ -11,6 +11,7 @@
 #include "reshard/engine/publish/output.h"
 #include "reshard/engine/publish/staging_mark.h"
 #include "reshard/layouts/interrupted_swap.h"
+#include "reshard/plan/plan.h"
 #include "support/page_cache_storage.h"
 #include "support/refusals.h"
 #include "support/thread_ranks.h"

@@ -14,6 +14,8 @@
 #include "reshard/engine/check/verify_manifest.h"
 #include "reshard/engine/execute.h"
 #include "reshard/engine/publish/earlier_runs.h"
+#include "reshard/layouts/read_checkpoint.h"
+#include "reshard/plan/plan.h"
 #include "reshard/plan/proof/manifest.h"
 #include "support/fault_storage.h"
 #include "support/page_cache_storage.h"

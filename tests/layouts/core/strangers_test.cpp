@@ -106,8 +106,8 @@ TEST_CASE("Files that only one system writes name the system") {
     INFO(file);
     MemoryFiles files;
     files.write("run" / file, "{}");
-    for (const auto read : {read_checkpoint, read_sharded, read_whole})
-      check_refused([&] { read(files, "run", {}); },
+    for (const SourceKind kind : {SourceKind::kAny, SourceKind::kShards, SourceKind::kWhole})
+      check_refused([&] { read_checkpoint(files, found_at(files, "run", kind), {}); },
                     {.kind = ErrorKind::kUnsupported, .path = "run" / file, .says = system});
   }
 }
@@ -158,7 +158,10 @@ TEST_CASE("A model in the cache of the Hugging Face Hub names its snapshot") {
 TEST_CASE("A path that has the form of a model's name on the Hugging Face Hub gets the command that fetches it") {
   MemoryFiles files;
   files.write("here/model.safetensors", "");
-  for (const auto read : {read_checkpoint, read_sharded, read_whole}) {
+  for (const SourceKind kind : {SourceKind::kAny, SourceKind::kShards, SourceKind::kWhole}) {
+    const auto read = [&](Files& store, const std::string& path, const ReadContext& context) {
+      read_checkpoint(store, found_at(store, path, kind), context);
+    };
     CHECK_THAT(error_of([&] { read(files, "Qwen/Qwen3-8B", {}); }).hint(), Says("hf download Qwen/Qwen3-8B"));
     for (const char* path : {"hf://Qwen/Qwen3-8B", "https://huggingface.co/Qwen/Qwen3-8B"})
       CHECK_THAT(error_of([&] { read(all_files(), path, {}); }).hint(), Says("hf download Qwen/Qwen3-8B"));

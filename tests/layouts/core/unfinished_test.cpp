@@ -5,6 +5,7 @@
 
 #include "reshard/io/memory_files.h"
 #include "reshard/layouts/core/checkpoint.h"
+#include "reshard/layouts/read_checkpoint.h"
 #include "support/files.h"
 #include "support/refusals.h"
 

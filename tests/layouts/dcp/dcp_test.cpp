@@ -53,9 +53,9 @@ TEST_CASE("Files of items whose .metadata was left behind are named, wherever a 
   dcp::write(temp / "run/step-1", {kTwoBytes});
   fs::remove(temp / "run/step-1/.metadata");
   for (const char* given : {"run/step-1", "run"})
-    for (const auto read_it : {read_checkpoint, read_sharded, read_whole}) {
+    for (const SourceKind kind : {SourceKind::kAny, SourceKind::kShards, SourceKind::kWhole}) {
       CAPTURE(given);
-      check_refused([&] { read_it(local_storage(), temp / given, {}); },
+      check_refused([&] { read_checkpoint(local_storage(), found_at(local_storage(), temp / given, kind), {}); },
                     {.path = temp / "run/step-1",
                      .says = "files of torch.distributed.checkpoint (__0_0.distcp, __1_0.distcp), but no .metadata, "
                              "which describes them",

@@ -2,7 +2,7 @@
 
 #include "reshard/layouts/hf/hf.h"
 #include "reshard/layouts/map/target_file.h"
-#include "reshard/plan/job/job.h"
+#include "reshard/plan/plan.h"
 #include "support/models.h"
 #include "support/refusals.h"
 

@@ -9,7 +9,7 @@
 #include "reshard/base/error.h"
 #include "reshard/engine/check/digests.h"
 #include "reshard/engine/units/leaf_digests.h"
-#include "reshard/plan/target/companions.h"
+#include "reshard/plan/output/companions.h"
 #include "reshard/tensor/values/box.h"
 
 namespace reshard {

@@ -93,23 +93,6 @@ struct Checkpoint {
   FoundLayout found() const { return {layout, path, directory}; }
 };
 
-/// Reads and validates all headers and metadata of the checkpoint at `path`. Logical tensors are in the model's order
-/// if the model is known. The model's family is that of `context`, else the built-in family of its model_type, else the
-/// plan in config.json (ConfigPlan). `files` must outlive the model, which reads them to explain misfits. Some files are
-/// opened several times: a ListedFiles opens them once.
-/// \throws Error kBadInput, kUnsupported or kIo.
-Checkpoint read_checkpoint(Files& files, const std::filesystem::path& path, const ReadContext& context);
-/// The same for a path that must be a sharded checkpoint of a model or adapters, or a single file with a whole model.
-Checkpoint read_sharded(Files& files, const std::filesystem::path& path, const ReadContext& context);
-/// The same for a path that must be a directory of whole tensors, or of shards that are read as such, or a single file
-/// with a whole model.
-Checkpoint read_whole(Files& files, const std::filesystem::path& directory, const ReadContext& context);
-
-/// Returns the layout as which read_checkpoint would read `path`. Reads only names of files, which do not distinguish
-/// some trainers. Returns nullptr for a file, and if nothing is found.
-/// \throws Error kBadInput as find_shards.
-const Layout* layout_at(Files& files, const std::filesystem::path& path);
-
 // Functions with which layouts read a checkpoint.
 
 /// Sets the config.json of `checkpoint`, whose directory is known.

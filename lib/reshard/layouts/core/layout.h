@@ -280,9 +280,9 @@ class Layout {
   /// Reads all headers and metadata and validates them.
   /// \throws Error kBadInput, kUnsupported or kIo.
   virtual Checkpoint read(Files& files, const FoundLayout& found, const ReadContext& context) const = 0;
-  /// Plans a checkpoint.
+  /// Plans a checkpoint for a request that validate_request (layout_table.h) accepts: never of a layout that is only read.
   /// \throws Error kUsage, with alternatives, if the model cannot be sharded as requested.
-  virtual TargetPlan plan(const TargetRequest& request, const TargetContext& context) const = 0;
+  virtual TargetPlan plan(const TargetRequest& request, const TargetContext& context) const;
 
   /// Returns the roles of further models whose tensors the files may contain, such as "draft", and for each the role
   /// that the model itself then has.
@@ -316,16 +316,9 @@ class Layout {
   }
 };
 
-/// Returns all layouts, in order of preference for directories that match several.
+/// Returns all layouts, in order of preference for directories that match several. Defined where all rooms are known, in
+/// layout_table.cpp.
 std::span<const Layout* const> layouts();
-/// Returns nullptr if no layout has that name.
-const Layout* layout_named(std::string_view name);
-/// Returns the layout of whole tensors, the output of consolidation.
-const Layout& whole_layout();
-/// Returns the default layout of rank files: the first.
-const Layout& default_rank_layout();
-/// Returns the default layout of sharded adapters: the first that has any.
-const Layout& adapter_layout();
 
 /// Returns the names of the layouts for which `wanted` is true, separated by commas.
 template <typename Wanted>
@@ -336,41 +329,20 @@ std::string layout_names(Wanted&& wanted) {
   return names;
 }
 
-/// Returns the sharded checkpoint that `path` refers to: `path` itself, or a directory in it; std::nullopt if not
-/// found.
-/// \throws Error kBadInput if there are two.
-std::optional<FoundLayout> find_shards(Files& files, const std::filesystem::path& path);
-/// Returns the checkpoint of whole tensors in the directory `path`; std::nullopt if not found.
-std::optional<FoundLayout> find_whole(Files& files, const std::filesystem::path& path);
-
 /// Validates that `plan` replaces every file in `directory` for which `is_ours` is true.
 /// \param what  Description of these files for the error, in plural.
 /// \throws Error kBadInput.
 void validate_no_leftovers(Files& files, const TargetPlan& plan, const std::filesystem::path& directory,
                            const std::function<bool(const std::string& name)>& is_ours, const std::string& what);
 
-/// Completes `request` with what the compiled model at `path`, a directory or a file in it, needs, and returns that
-/// model.
-/// \param layout_given  whether the request names its layout.
-/// \throws Error kBadInput if there is no compiled model; kUsage if `request` contradicts it.
-CompiledModel complete_for(Files& files, const std::filesystem::path& path, TargetRequest& request, bool layout_given);
-
 /// \throws Error kUnsupported if the layout does not write all weights that the model loads.
 void validate_written(const CompiledModel& compiled);
 
 /// Returns the requested format, or the layout's default.
-/// \throws Error kUsage if the layout does not support the format, or is read-only.
 Format format_of(const TargetRequest& request);
-/// Validates the values of options that describe a source.
-/// \param prefix  Precedes the options' names in errors.
-/// \throws Error kUsage.
-void validate_source_options(const OptionValues& values, const std::string& prefix = "");
 /// LayoutOption::why_idle for options that pad.
 std::string why_padding_idle(const TargetPlan& plan, const Model& model);
 /// Returns one note per option of the request that has a non-default value but no effect on `plan`.
 std::vector<std::string> idle_option_notes(const TargetRequest& request, const Model& model, const TargetPlan& plan);
-/// Validates everything in a request that does not depend on the model: format, options and mesh.
-/// \throws Error kUsage.
-void validate_request(const TargetRequest& request);
 
 }  // namespace reshard

@@ -27,6 +27,7 @@
 #include "reshard/layouts/dcp/dcp_source.h"
 #include "reshard/layouts/dcp/dcp_target.h"
 #include "reshard/layouts/dcp/original_dtypes.h"
+#include "reshard/layouts/hf/hf.h"
 #include "reshard/layouts/map/chunked_map.h"
 #include "reshard/layouts/names/state_names.h"
 #include "reshard/layouts/names/written_names.h"
@@ -223,7 +224,6 @@ class DcpLayout final : public Layout {
   }
 
   TargetPlan plan(const TargetRequest& request, const TargetContext& context) const override {
-    validate_request(request);
     TargetPlan plan;
     plan.mesh.tp = request.tp.value_or(1);
     const auto fsdp = static_cast<std::uint32_t>(request.options.number(kFsdp).value());
@@ -232,7 +232,7 @@ class DcpLayout final : public Layout {
                   fmt::format("`fsdp` {} and `tp` {} make more than {} ranks", fsdp, plan.mesh.tp, kMaxParallelDegree));
     plan.mesh.fsdp = fsdp;
     DcpCut cut{fsdp, plan.mesh.tp, prefix_of(request.options.text(kPrefix)), request.options.text(kNames)};
-    if (cut.names == whole_layout().traits().name) cut.names.clear();  // the model's own
+    if (cut.names == hf_layout().traits().name) cut.names.clear();  // the model's own
     plan.map = dcp_target_map(context.logical, context.states, context.model, cut, &plan.notes);
     plan.text_files = std::move(plan.map.text_files);
     if (context.states != nullptr) leave_masters(*context.states, context.logical, plan);
@@ -327,7 +327,8 @@ class DcpLayout final : public Layout {
           folder == model)
         return false;
       try {
-        return find_whole(files, folder) || find_shards(files, folder);
+        return std::any_of(layouts().begin(), layouts().end(),
+                           [&](const Layout* layout) { return !layout->recognise(files, folder).empty(); });
       } catch (const Error& error) {
         return !is_denied(error);
       }

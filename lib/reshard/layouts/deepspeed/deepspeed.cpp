@@ -175,11 +175,6 @@ class DeepSpeedLayout final : public Layout {
   }
   Checkpoint read(Files& files, const FoundLayout& found, const ReadContext& context) const override;
 
-  TargetPlan plan(const TargetRequest& request, const TargetContext&) const override {
-    validate_request(request);  // fails, since the layout is read-only
-    return {};
-  }
-
   bool owns(Files&, const fs::path&, const std::string& name) const override {
     return name == kZeroScript || name == kUniversalLatestFile || zero_file_name(name).has_value();
   }

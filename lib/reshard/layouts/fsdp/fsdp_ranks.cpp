@@ -310,11 +310,6 @@ class FsdpRanksLayout final : public Layout {
 
   Checkpoint read(Files& files, const FoundLayout& found, const ReadContext& context) const override;
 
-  TargetPlan plan(const TargetRequest& request, const TargetContext&) const override {
-    validate_request(request);  // which is refused: the layout is only read
-    return {};
-  }
-
   bool owns(Files&, const fs::path&, const std::string& name) const override {
     return name == kFsdpConfig || rank_name_of(name).has_value() || is_other_file(name);
   }

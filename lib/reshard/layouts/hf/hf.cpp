@@ -261,7 +261,6 @@ class HfLayout final : public Layout {
   }
 
   TargetPlan plan(const TargetRequest& request, const TargetContext& context) const override {
-    validate_request(request);
     const Format format = format_of(request);
     TargetPlan plan;
     const std::vector<WholeEntry> entries = entries_for(request, context);

@@ -15,6 +15,9 @@
 
 namespace reshard {
 
+/// The layout of Hugging Face directories, whose names of tensors are those of the model.
+const Layout& hf_layout();
+
 /// Option of layouts that distribute tensors over files by size.
 inline constexpr LayoutOption kMaxShardSize{
     "max-shard-size", LayoutOption::Type::kSize, "Maximum tensor bytes per file", {}, "5GB"};

@@ -81,7 +81,6 @@ Checkpoint ServedLayout::read(Files& files, const FoundLayout& found, const Read
 }
 
 TargetPlan ServedLayout::plan(const TargetRequest& request, const TargetContext& context) const {
-  validate_request(request);
   const Model& model = *context.model;
   if (server_.validate_model != nullptr) server_.validate_model(model);
   TargetPlan plan;

@@ -444,7 +444,6 @@ class VllmLayout final : public Layout {
   }
 
   TargetPlan plan(const TargetRequest& request, const TargetContext& context) const override {
-    validate_request(request);
     const Model& model = *context.model;
     Form form = asked_form(request.options);
     validate_model(model, form);

@@ -26,16 +26,4 @@ struct AdapterFolder {
   bool alone = false;  // the given path refers to this adapter only
 };
 
-/// Returns the adapters that `path` refers to: one adapter if `path` is adapter_NAME or adapter_shards, otherwise those
-/// in all its adapter_NAME folders, sorted by name. Empty if there are no adapters.
-std::vector<AdapterFolder> find_adapter_folders(Files& files, const std::filesystem::path& path);
-
-/// Like find_adapter_folders, but empty if `path` contains the shards of a model, to which it then refers.
-/// \throws Error kBadInput like find_shards.
-std::vector<AdapterFolder> adapters_meant(Files& files, const std::filesystem::path& path);
-
-/// Like adapters_meant, but empty if `path` contains whole weights of a model or an adapter, to which it then refers.
-/// For reading any checkpoint.
-std::vector<AdapterFolder> adapters_to_read(Files& files, const std::filesystem::path& path);
-
 }  // namespace reshard

@@ -61,16 +61,20 @@ std::vector<std::pair<std::string, fs::path>> peft_directories(Files& files, con
                                                                std::vector<std::string>& notes) {
   std::vector<std::pair<std::string, fs::path>> found, steps;
   if (is_peft_directory(files, directory)) found.emplace_back(own_name, directory);
+  bool has_shards = directory.filename() == kAdapterShardsFolder;
   if (files.is_directory(directory))
-    for (const DirectoryEntry& entry : files.list(directory))
-      if (!entry.name.starts_with(".") && is_peft_directory(files, directory / entry.name) &&
-          !files.is_directory(directory / entry.name / kAdapterShardsFolder))
-        (entry.name.starts_with(kStepPrefix) ? steps : found).emplace_back(entry.name, directory / entry.name);
+    for (const DirectoryEntry& entry : files.list(directory)) {
+      const fs::path folder = directory / entry.name;
+      const bool is_sharded = files.is_directory(folder / kAdapterShardsFolder);
+      has_shards = has_shards || is_sharded || entry.name == kAdapterShardsFolder;
+      if (!entry.name.starts_with(".") && is_peft_directory(files, folder) && !is_sharded)
+        (entry.name.starts_with(kStepPrefix) ? steps : found).emplace_back(entry.name, folder);
+    }
   if (found.empty()) found.swap(steps);
   std::vector<std::string> names;
   for (const auto& [name, path] : steps) names.push_back(name);
   if (!names.empty()) notes.push_back(note_on_steps(names));
-  if (found.empty() && files.is_directory(directory) && !find_adapter_folders(files, directory).empty())
+  if (found.empty() && has_shards)
     throw Error(ErrorKind::kUsage, "contains sharded adapters, and not those that PEFT saved")
         .in(directory)
         .hint("to split them over other ranks, use convert and set `config` to the base model's config.json");

@@ -444,12 +444,11 @@ void validate_adapter_request(const TargetRequest& request) {
   mesh_of(request);
   if (request.ep.value_or(1) != 1)
     throw Error(ErrorKind::kUsage, "`ep`: adapters are not distributed over expert-parallel ranks");
-  validate_request(request);
 }
 
 TargetPlan plan_adapters(const TargetRequest& request, const TargetContext& context) {
-  return request.layout == &whole_layout() ? plan_peft_directories(request, context)
-                                           : request.layout->plan(request, context);
+  return request.layout->traits().has_ranks() ? request.layout->plan(request, context)
+                                              : plan_peft_directories(request, context);
 }
 
 TargetPlan plan_adapter_ranks(const Layout& layout, const Trainer& trainer, const TargetRequest& request,

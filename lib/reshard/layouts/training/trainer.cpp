@@ -290,7 +290,6 @@ void validate_no_inference_scales(const Model& model, const char* layout) {
 TargetPlan plan_training(const Layout& layout, const Trainer& trainer, const TargetRequest& request,
                          const TargetContext& context) {
   if (!context.adapters.empty()) return plan_adapter_ranks(layout, trainer, request, context);
-  validate_request(request);
   const Model& model = *context.model;
   validate_no_inference_scales(model, layout.traits().name);
   TargetPlan plan;

@@ -7,17 +7,11 @@
 #include <vector>
 
 #include "reshard/layouts/core/layout.h"
+#include "reshard/layouts/found.h"
 #include "reshard/plan/job/name_rules.h"
 #include "reshard/tensor/values/dtype.h"
 
 namespace reshard {
-
-/// Which checkpoints a request accepts.
-enum class SourceKind : std::uint8_t {
-  kAny,
-  kShards,  // only shards of a model or of adapters, or a file with a whole model
-  kWhole,   // only whole tensors, with the config.json of a model, or shards that are read as such
-};
 
 /// Which files next to a checkpoint's weights are copied.
 enum class CompanionFiles : std::uint8_t {

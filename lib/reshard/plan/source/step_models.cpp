@@ -8,6 +8,7 @@
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
 #include "reshard/layouts/core/layout.h"
+#include "reshard/layouts/found.h"
 #include "reshard/layouts/peft/adapter_folders.h"
 
 namespace reshard {

@@ -10,6 +10,7 @@
 #include "reshard/io/text_file.h"
 #include "reshard/layouts/core/layout.h"
 #include "reshard/layouts/core/strangers.h"
+#include "reshard/layouts/found.h"
 #include "reshard/layouts/peft/adapter_folders.h"
 #include "reshard/layouts/ranks/rank_format.h"
 #include "reshard/plan/source/step_models.h"
@@ -178,16 +179,21 @@ std::optional<LatestTag> read_latest(Files& files, const fs::path& directory) {
 
 /// Returns the model in a folder, which is a checkpoint or a step of a run.
 FoundCheckpoint found_in(Files& files, const fs::path& folder, std::vector<std::string> notes, SourceKind kind) {
-  if (is_checkpoint(files, folder, kind)) return {folder, std::move(notes)};
-  fs::path model = model_in_step(files, folder, kind);
-  if (model != folder)
-    notes.push_back(fmt::format("{}: reading {}, the only model in it", folder.string(),
-                                printable(model.lexically_relative(folder).string())));
-  return {std::move(model), std::move(notes)};
+  FoundCheckpoint found = found_at(files, folder, kind);
+  if (!found.is_checkpoint()) {
+    const fs::path model = model_in_step(files, folder, kind);
+    if (model != folder) {
+      notes.push_back(fmt::format("{}: reading {}, the only model in it", folder.string(),
+                                  printable(model.lexically_relative(folder).string())));
+      found = found_at(files, model, kind);
+    }
+  }
+  found.notes = std::move(notes);
+  return found;
 }
 
 /// Returns the folder `name` of the run's directory.
-FoundCheckpoint take_tag(Files& files, const fs::path& directory, const std::string& name) {
+FoundCheckpoint take_tag(Files& files, const fs::path& directory, const std::string& name, SourceKind kind) {
   if (!is_plain_name(name))
     throw Error(ErrorKind::kUsage, fmt::format("`tag`: \"{}\" is not a folder name", printable(name)))
         .hint("give only the name, such as step_3, and as the path the directory that contains it");
@@ -196,8 +202,11 @@ FoundCheckpoint take_tag(Files& files, const fs::path& directory, const std::str
                 files.exists(directory) ? "is not a directory, so `tag` has nothing to choose from"
                                         : "no such file or directory")
         .in(directory);
-  if (files.is_directory(directory / name)) return found_in(files, directory / name, {}, SourceKind::kAny);
-  if (is_checkpoint(files, directory))
+  if (files.is_directory(directory / name)) {
+    FoundCheckpoint found = found_at(files, directory / name, kind);
+    return found.is_finished() ? found : found_in(files, directory / name, {}, kind);
+  }
+  if (found_at(files, directory).is_checkpoint())
     throw Error(ErrorKind::kUsage,
                 "`tag` has no effect: this is a checkpoint itself, without a folder " + printable(name))
         .in(directory)
@@ -340,11 +349,6 @@ TagChoice choose_tag(const std::vector<Tag>& tags, const std::optional<LatestTag
                       tags.size() == 1 ? "" : "; choose another with `tag`")};
 }
 
-bool is_checkpoint(Files& files, const fs::path& directory, SourceKind kind) {
-  if (kind != SourceKind::kShards && holds_hugging_face(files, directory)) return true;
-  return find_shards(files, directory) || !find_adapter_folders(files, directory).empty();
-}
-
 namespace {
 
 constexpr int kRunLevels = 2;             // NAME/DATE above the checkpoints folder of an NxD Training run
@@ -381,7 +385,7 @@ FoundCheckpoint find_in_checkpoints(Files& files, const fs::path& directory, Sou
   if (is_only_model(files, directory, {})) find_runs(files, directory, {}, kRunLevels, runs);
   if (runs.empty() && is_tag_name(own_name(files, files.resolve(directory))))
     return found_in(files, directory, {}, kind);
-  if (runs.empty()) return {directory, {}};
+  if (runs.empty()) return found_at(files, directory, kind);
   const bool is_one = runs.size() == 1;
   throw Error(ErrorKind::kBadInput,
               fmt::format("contains no checkpoint, but {}",
@@ -391,21 +395,17 @@ FoundCheckpoint find_in_checkpoints(Files& files, const fs::path& directory, Sou
 }
 
 /// Rejects the directory of a run that contains a finished model or adapter, and the shards of its training only in steps.
-void validate_unfinished(Files& files, const fs::path& directory) {
-  if (!files.is_directory(directory) || !holds_hugging_face(files, directory)) return;
-  if (const auto shards = find_shards(files, directory);
-      shards && !is_tag_name(shards->path.lexically_relative(directory).string()))
-    return;
-  std::vector<Tag> tags = list_tags(files, directory);
+void validate_unfinished(Files& files, const FoundCheckpoint& found) {
+  if (!found.is_finished()) return;
+  if (found.shards && !is_tag_name(found.shards->path.lexically_relative(found.path).string())) return;
+  std::vector<Tag> tags = list_tags(files, found.path);
   std::erase_if(tags, [](const Tag& tag) { return !tag.has_shards; });
   if (tags.empty()) return;
-  const char* const adapter =
-      files.exists(directory / kAdapterSafetensorsFile) ? kAdapterSafetensorsFile : kAdapterPytorchFile;
-  throw Error(
-      ErrorKind::kBadInput,
-      fmt::format("contains a finished {}, and checkpoints of its training: {}",
-                  find_whole(files, directory) ? "model" : fmt::format("adapter, {}", adapter), names_text(tags)))
-      .in(directory)
+  throw Error(ErrorKind::kBadInput,
+              fmt::format("contains a finished {}, and checkpoints of its training: {}",
+                          found.whole ? "model" : fmt::format("adapter, {}", found.adapter_file.filename().string()),
+                          names_text(tags)))
+      .in(found.path)
       .hint(
           "the finished one needs no consolidation: use it as it is, or with convert; to consolidate a checkpoint, "
           "choose it with `tag`");
@@ -418,12 +418,13 @@ FoundCheckpoint find_checkpoint(Files& files, const fs::path& path, const std::o
   if (tag) {
     const fs::path folder = path / kCheckpointsFolder;
     const bool is_inside = is_plain_name(*tag) && !files.is_directory(path / *tag) && files.is_directory(folder / *tag);
-    return take_tag(files, is_inside ? folder : path, *tag);
+    return take_tag(files, is_inside ? folder : path, *tag, kind);
   }
-  if (kind == SourceKind::kShards) validate_unfinished(files, path);
-  if (!files.is_directory(path)) return {path, {}};
-  (void)read_latest_iteration(files, path);  // a run that lacks its newest step may be a checkpoint by itself
-  if (is_checkpoint(files, path, kind)) return {path, {}};
+  if (files.is_directory(path))
+    (void)read_latest_iteration(files, path);  // a run that lacks its newest step may be a checkpoint by itself
+  const FoundCheckpoint found = found_at(files, path, kind);
+  if (kind == SourceKind::kShards) validate_unfinished(files, found);
+  if (!files.is_directory(path) || found.is_checkpoint()) return found;
   std::vector<Tag> tags = list_tags(files, path);
   std::erase_if(tags, [&](const Tag& t) { return kind == SourceKind::kShards && t.has_weights && !t.has_shards; });
   if (tags.empty()) return find_in_checkpoints(files, path, kind);

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "reshard/io/files.h"
-#include "reshard/plan/job/request.h"
+#include "reshard/layouts/found.h"
 
 namespace reshard {
 
@@ -62,16 +62,6 @@ struct LatestTag {
 /// \throws Error kBadInput if none is finished; kUsage if the names do not determine the newest, or if the newest of
 /// several has no name like step_3 or checkpoint-10 and `latest` is not its.
 TagChoice choose_tag(const std::vector<Tag>& tags, const std::optional<LatestTag>& latest);
-
-/// Whether `directory` is itself a checkpoint, judged by the names in it, and not a training run's directory.
-/// \throws Error kBadInput if it contains two sharded checkpoints and no Hugging Face files that count.
-bool is_checkpoint(Files& files, const std::filesystem::path& directory, SourceKind kind = SourceKind::kAny);
-
-/// One checkpoint, and notes for the user on how it was found, as whole sentences.
-struct FoundCheckpoint {
-  std::filesystem::path path;
-  std::vector<std::string> notes;
-};
 
 /// Finds the checkpoint that `path` refers to. Without `tag`, that is `path` itself, or choose_tag's choice if `path`
 /// is a directory that contains tags but is not a checkpoint. With `tag`, it is the folder of this name in `path`. Tags

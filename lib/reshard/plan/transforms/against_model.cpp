@@ -12,6 +12,7 @@
 #include "reshard/layouts/core/misfits.h"
 #include "reshard/layouts/core/strangers.h"
 #include "reshard/layouts/core/tied_tensors.h"
+#include "reshard/layouts/layout_table.h"
 #include "reshard/plan/transforms/kept_layers.h"
 #include "reshard/plan/transforms/select.h"
 #include "reshard/specs/model/language_model.h"

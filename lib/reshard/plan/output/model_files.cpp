@@ -1,4 +1,4 @@
-#include "reshard/plan/target/model_files.h"
+#include "reshard/plan/output/model_files.h"
 
 #include <algorithm>
 #include <iterator>

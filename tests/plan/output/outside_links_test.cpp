@@ -1,6 +1,6 @@
 // Links in a checkpoint that lead out of it.
 
-#include "reshard/plan/target/outside_links.h"
+#include "reshard/plan/output/outside_links.h"
 
 #include <sys/socket.h>
 #include <sys/stat.h>

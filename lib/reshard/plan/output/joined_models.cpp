@@ -1,5 +1,5 @@
 // Several models in the same files: the target of a speculation and its draft.
-#include "reshard/plan/target/joined_models.h"
+#include "reshard/plan/output/joined_models.h"
 
 #include <fmt/format.h>
 

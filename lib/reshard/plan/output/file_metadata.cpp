@@ -1,4 +1,4 @@
-#include "reshard/plan/target/file_metadata.h"
+#include "reshard/plan/output/file_metadata.h"
 
 #include <fmt/format.h>
 
@@ -10,6 +10,7 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
+#include "reshard/layouts/layout_table.h"
 
 namespace reshard {
 namespace {

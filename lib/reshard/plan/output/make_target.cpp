@@ -1,4 +1,4 @@
-#include "reshard/plan/target/make_target.h"
+#include "reshard/plan/output/make_target.h"
 
 #include <fmt/format.h>
 
@@ -13,11 +13,12 @@
 #include "reshard/base/strings.h"
 #include "reshard/formats/safetensors/hf_index.h"
 #include "reshard/io/files.h"
+#include "reshard/layouts/layout_table.h"
 #include "reshard/layouts/optimizer/optimizer_ids.h"
 #include "reshard/layouts/ranks/rank_format.h"
 #include "reshard/layouts/training/adapter_target.h"
-#include "reshard/plan/target/file_metadata.h"
-#include "reshard/plan/target/joined_models.h"
+#include "reshard/plan/output/file_metadata.h"
+#include "reshard/plan/output/joined_models.h"
 #include "reshard/plan/transforms/derived.h"
 
 namespace reshard {
@@ -218,6 +219,7 @@ TargetPlan make_target(Files& files, Draft& draft, const TargetRequest& request,
                               .metadata = metadata,
                               .weights_stem = source.weights_stem,
                               .adapters = source.adapters};
+  validate_request(request);
   TargetPlan plan;
   try {
     plan = is_model ? request.layout->plan(request, context) : plan_adapters(request, context);

@@ -1,4 +1,4 @@
-#include "reshard/plan/target/outside_links.h"
+#include "reshard/plan/output/outside_links.h"
 
 #include <fmt/format.h>
 

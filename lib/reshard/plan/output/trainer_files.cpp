@@ -1,4 +1,4 @@
-#include "reshard/plan/target/trainer_files.h"
+#include "reshard/plan/output/trainer_files.h"
 
 #include <algorithm>
 

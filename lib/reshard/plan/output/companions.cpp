@@ -1,4 +1,4 @@
-#include "reshard/plan/target/companions.h"
+#include "reshard/plan/output/companions.h"
 
 #include <fmt/format.h>
 
@@ -16,11 +16,12 @@
 #include "reshard/formats/read_container.h"
 #include "reshard/formats/safetensors/hf_index.h"
 #include "reshard/layouts/core/layout.h"
+#include "reshard/layouts/found.h"
 #include "reshard/layouts/peft/adapter_folders.h"
 #include "reshard/layouts/ranks/rank_format.h"
+#include "reshard/plan/output/model_files.h"
 #include "reshard/plan/proof/manifest.h"
 #include "reshard/plan/source/tags.h"
-#include "reshard/plan/target/model_files.h"
 #include "reshard/specs/config/model_config.h"
 #include "reshard/specs/peft/adapter_config.h"
 

@@ -1,6 +1,6 @@
 #include "reshard/io/local_storage.h"
 #include "reshard/io/memory_files.h"
-#include "reshard/plan/target/model_files.h"
+#include "reshard/plan/output/model_files.h"
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/local_files.h"

@@ -1,4 +1,4 @@
-#include "reshard/plan/target/checks.h"
+#include "reshard/plan/output/checks.h"
 
 #include <fmt/format.h>
 
@@ -9,6 +9,7 @@
 #include "reshard/base/strings.h"
 #include "reshard/io/files.h"
 #include "reshard/layouts/core/misfits.h"
+#include "reshard/layouts/layout_table.h"
 #include "reshard/layouts/training/adapter_target.h"
 #include "reshard/plan/source/metadata_model.h"
 #include "reshard/plan/transforms/select.h"
@@ -155,6 +156,7 @@ void validate_shards_adapters(const Request& request) {
     throw Error(ErrorKind::kUsage, "`config` has no effect: adapters are sharded by the config.json next to the model")
         .in(request.source.path);
   validate_adapter_request(request.target);
+  validate_request(request.target);
 }
 
 void validate_adapters(const Request& request, Checkpoint& source) {

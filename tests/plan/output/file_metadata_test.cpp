@@ -1,6 +1,6 @@
 // Metadata in the headers of safetensors files.
 
-#include "reshard/plan/target/file_metadata.h"
+#include "reshard/plan/output/file_metadata.h"
 
 #include <cstring>
 #include <nlohmann/json.hpp>

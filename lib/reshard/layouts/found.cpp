@@ -1,0 +1,147 @@
+#include "reshard/layouts/found.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "reshard/base/error.h"
+#include "reshard/formats/common/open_weights.h"
+#include "reshard/layouts/layout_table.h"
+#include "reshard/layouts/peft/sharded_adapter.h"
+#include "reshard/layouts/ranks/rank_format.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// Returns the checkpoints that `path` may refer to, in layouts for which `wanted` is true. If several layouts match
+/// one folder, returns the first match that is not empty.
+template <typename Wanted>
+std::vector<FoundLayout> find_all(Files& files, const fs::path& path, Wanted&& wanted) {
+  std::vector<FoundLayout> all;
+  for (const Layout* layout : layouts()) {
+    if (!wanted(layout->traits())) continue;
+    for (FoundLayout& found : layout->recognise(files, path)) {
+      const auto known =
+          std::find_if(all.begin(), all.end(), [&](const FoundLayout& other) { return other.path == found.path; });
+      if (known == all.end())
+        all.push_back(std::move(found));
+      else if (known->is_empty && !found.is_empty)
+        *known = std::move(found);
+    }
+  }
+  return all;
+}
+
+/// Returns the adapters that a reader of `found.kind` reads: none if the path refers to the model whose shards are in it,
+/// or, unless shards are wanted, to whole weights.
+std::vector<AdapterFolder> adapters_meant(Files& files, const FoundCheckpoint& found) {
+  if (found.kind != SourceKind::kShards && found.is_finished()) return {};
+  std::vector<AdapterFolder> adapters = find_adapter_folders(files, found.path);
+  const bool is_model =
+      found.shards && std::none_of(adapters.begin(), adapters.end(), [&](const AdapterFolder& adapter) {
+        return adapter.shards.path == found.shards->path;
+      });
+  if (is_model) adapters.clear();
+  return adapters;
+}
+
+}  // namespace
+
+bool FoundCheckpoint::is_checkpoint() const {
+  return (kind != SourceKind::kShards && is_finished()) || shards || !adapter_shards.empty();
+}
+
+fs::path FoundCheckpoint::adapter_beside_state(Files& files) const {
+  if (!shards || shards->is_empty || shards->path == path || !shards->layout->traits().needs_no_mesh()) return {};
+  if (!adapter_file.empty()) return adapter_file;
+  const std::vector<std::string> folders = peft_folders_in(files, path).adapters;
+  return folders.empty() ? fs::path() : path / folders.front();
+}
+
+const Layout* FoundCheckpoint::layout(Files& files) const {
+  if (!adapter_shards.empty()) return &adapter_layout();
+  if (!whole && !adapter_beside_state(files).empty()) return nullptr;
+  if (shards && (!whole || whole->is_empty)) return shards->layout;
+  return whole ? whole->layout : nullptr;
+}
+
+FoundCheckpoint found_at(Files& files, const fs::path& path, SourceKind kind) {
+  FoundCheckpoint found{path, kind};
+  if (!files.is_directory(path)) return found;
+  found.whole = find_whole(files, path);
+  found.adapter_file = peft_file_in(files, path);
+  if (kind != SourceKind::kWhole || !found.whole) found.shards = find_shards(files, path);
+  found.adapter_shards = adapters_meant(files, found);
+  return found;
+}
+
+std::optional<FoundLayout> find_shards(Files& files, const fs::path& path) {
+  if (!files.is_directory(path)) return std::nullopt;
+  auto found = find_all(files, path, [](const LayoutTraits& traits) { return traits.has_ranks(); });
+  if (std::any_of(found.begin(), found.end(), [](const FoundLayout& one) { return !one.is_empty; }))
+    std::erase_if(found, [](const FoundLayout& one) { return one.is_empty; });
+  if (found.size() > 1)
+    throw Error(ErrorKind::kBadInput, fmt::format("contains two sharded checkpoints, {} and {}", found[0].path.string(),
+                                                  found[1].path.string()))
+        .in(path)
+        .hint("give the folder of one of them");
+  if (!found.empty()) return found.front();
+  return std::nullopt;
+}
+
+std::optional<FoundLayout> find_whole(Files& files, const fs::path& path) {
+  if (!files.is_directory(path)) return std::nullopt;
+  const auto found = find_all(files, path, [](const LayoutTraits& traits) { return !traits.has_ranks(); });
+  if (found.empty()) return std::nullopt;
+  return found.front();
+}
+
+std::vector<AdapterFolder> find_adapter_folders(Files& files, const fs::path& path) {
+  const Layout& layout = adapter_layout();
+  std::vector<AdapterFolder> found;
+  const auto add = [&](const fs::path& parent, const fs::path& shards) {
+    if (!layout.ranks()->looks_like(files, shards)) return;
+    std::string name = directory_above(files, shards).filename().string();
+    const bool named = name.starts_with(kAdapterFolderPrefix);
+    found.push_back({named ? name.substr(kAdapterFolderPrefix.size()) : "", {&layout, shards, parent}});
+  };
+  if (!files.is_directory(path)) return found;
+  if (own_name(files, path) == kAdapterShardsFolder) add(directory_above(files, path), path);
+  if (found.empty()) add(path, path / kAdapterShardsFolder);
+  if (!found.empty()) {
+    found.front().alone = true;
+    return found;
+  }
+  std::optional<Error> denied;
+  for (const DirectoryEntry& entry : files.list(path)) {
+    if (!entry.name.starts_with(kAdapterFolderPrefix)) continue;
+    try {
+      add(path / entry.name, path / entry.name / kAdapterShardsFolder);
+    } catch (const Error& error) {
+      if (error.code() != std::errc::permission_denied) throw;
+      denied = error;
+    }
+  }
+  if (denied && !found.empty()) throw *denied;  // otherwise one of several adapters would silently be left out
+  std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
+  return found;
+}
+
+fs::path peft_file_in(Files& files, const fs::path& directory) {
+  for (const char* name : {kAdapterSafetensorsFile, kAdapterPytorchFile})
+    if (files.exists(directory / name)) return directory / name;
+  return {};
+}
+
+PeftFolders peft_folders_in(Files& files, const fs::path& directory) {
+  PeftFolders folders;
+  for (const DirectoryEntry& entry : files.list(directory))
+    if (entry.kind == FileKind::kDirectory && !entry.name.starts_with('.') &&
+        !peft_file_in(files, directory / entry.name).empty())
+      (entry.name.starts_with(kStepPrefix) ? folders.steps : folders.adapters).push_back(entry.name);
+  return folders;
+}
+
+}  // namespace reshard

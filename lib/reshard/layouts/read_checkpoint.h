@@ -1,0 +1,20 @@
+#pragma once
+
+#include <filesystem>
+
+#include "reshard/io/files.h"
+#include "reshard/layouts/core/checkpoint.h"
+#include "reshard/layouts/found.h"
+
+namespace reshard {
+
+/// Reads and validates all headers and metadata of a checkpoint of the kind that was looked for. Logical tensors are in
+/// the model's order if the model is known. The model's family is that of `context`, else the built-in family of its
+/// model_type, else the plan in config.json (ConfigPlan). Notes begin with those of `found`. `files` must outlive the
+/// model, which reads them to explain misfits. Some files are opened several times: a ListedFiles opens them once.
+/// \throws Error kBadInput, kUnsupported or kIo.
+Checkpoint read_checkpoint(Files& files, const FoundCheckpoint& found, const ReadContext& context);
+/// The same for whatever is at `path`, which must not be the directory of a training run (find_checkpoint).
+Checkpoint read_checkpoint(Files& files, const std::filesystem::path& path, const ReadContext& context);
+
+}  // namespace reshard
