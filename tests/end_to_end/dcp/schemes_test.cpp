@@ -47,6 +47,14 @@ json random_entries(Random& random) {
     json entry = {{"entry", (is_stacked ? "all." : "layers.*.") + name}, {"sizes", std::move(sizes)}};
     for (const std::string& parameter : parameters) entry["parameters"].push_back(kOfLayer + parameter);
     entry["dims"] = from + " -> " + (is_stacked ? "layer " : "") + to;
+    if (!is_stacked && random() % 3 == 0) {  // apart from those of the later layers, which are counted anew
+      json later = entry;
+      later["entry"] = "later.layers.*." + name;
+      later["first"] = {{"layer", "num_hidden_layers - 1"}};
+      entry["when"] = "layer < num_hidden_layers - 1";
+      entries.push_back(std::move(later));
+      if (random() % 2 == 0) std::swap(entries.back(), entry);
+    }
     entries.push_back(std::move(entry));
   };
   const std::string q = "self_attn.q_proj.weight", k = "self_attn.k_proj.weight", v = "self_attn.v_proj.weight";
@@ -143,6 +151,47 @@ TEST_CASE("Megatron-Core's own checkpoint is read by a user's description of its
   Request request = convert_request(golden_case / "checkpoint", temp / "noted", fields);
   CHECK_THAT(joined_notes(*plan_convert(local_storage(), request)),
              Says("removed the padding of embedding.word_embeddings.weight, from [50, 32] to [64, 32]"));
+}
+
+TEST_CASE("Megatron-Core has a norm under two names, and layers that predict tokens are counted anew") {
+  const auto family = read_family(local_storage(), testdata("descriptions/megatron-deepseek_v3.json"));
+  for (const char* name : {"deepseek_v3-tp2-ep2", "deepseek_v3-mtp-pp2"}) {
+    INFO(name);
+    const fs::path golden_case = testdata(fs::path("golden/megatron") / name);
+    const TensorMap original = read_model(golden_case / "original");
+    RequestFields fields{.config = golden_case / "original", .family = family};
+    const TempDir temp;
+    CHECK((converted(golden_case / "checkpoint", temp / "whole", fields) == original));
+    RequestFields to_dcp{.layout = "dcp", .options = {"names=megatron"}, .family = family};
+    convert(convert_request(golden_case / "original", temp / "dcp", to_dcp));
+    std::set<std::string> written, saved;
+    for (const auto& [entry, data] : dcp::read(temp / "dcp").tensors) written.insert(entry);
+    const json golden = json::parse(read_file(golden_case / "golden.json"));
+    for (const auto& item : golden.at("folder").at("tensors").items()) saved.insert(item.key());
+    CHECK(written == saved);
+    CHECK((converted(temp / "dcp", temp / "back", fields) == original));
+  }
+}
+
+TEST_CASE("Two entries have one parameter only if something tells them apart") {
+  const auto entries = [](json more) {
+    json norm = {{"entry", "a.*"}, {"parameters", "model.layers.*.input_layernorm.weight"}};
+    json other = {{"entry", "b.*"}, {"parameters", "model.layers.*.input_layernorm.weight"}};
+    other.update(more);
+    return json{norm, other};
+  };
+  check_refused([&] { family_of(description(entries(json::object()))); }, {.says = "is in another entry already"});
+  CHECK_NOTHROW(family_of(description(entries({{"when", "layer > 0"}}))));
+  CHECK_NOTHROW(family_of(description(entries({{"first", {{"layer", 1}}}}))));
+  check_refused([&] { family_of(description(entries({{"first", {{"expert", 1}}}}))); }, {.says = "expert"});
+  for (const char* entry : {"stacked", "norm"}) {
+    json wrong = {{"entry", entry}, {"parameters", "model.norm.weight"}, {"first", {{"layer", 1}}}};
+    if (entry == std::string("stacked")) {
+      wrong["parameters"] = "model.layers.*.input_layernorm.weight";
+      wrong["dims"] = "in -> layer in";
+    }
+    check_refused([&] { family_of(description(json::array({wrong}))); }, {.says = "first number is the layer"});
+  }
 }
 
 TEST_CASE("An entry that a description of other names lacks is told as that, not as of an unsupported program") {

@@ -148,6 +148,7 @@ KnownModel known_model(Files& files, Checkpoint& checkpoint, const ReadContext& 
   described = trained_language_model(files, checkpoint, context);
   KnownModel known(described.family.get(), described.is_part);
   known.rename = context.rename;
+  known.config = described.config.json;
   return known;
 }
 

@@ -64,6 +64,7 @@ class Cutter {
     // A reader does not know a family that was derived from the tensors of this checkpoint.
     if (model->renamed) builtin_ = builtin_family(model->family->model_type);
     if (!model->by_config_plan) known_ = {model->renamed ? builtin_.get() : model->family.get(), model->is_part};
+    known_.config = model->config;
     model_ = model;
     for (const ModelParameter& parameter : model->parameters) parameters_.emplace(parameter.name, &parameter);
   }

@@ -8,7 +8,8 @@
 
 namespace reshard {
 
-PackedNames::PackedNames(const Scheme::Entry& entry, const std::vector<std::string>& entry_numbers)
+PackedNames::PackedNames(const Scheme::Entry& entry, const std::vector<std::string>& entry_numbers,
+                         std::uint64_t first_layer)
     : rule(&entry), parameters(entry.parameters) {
   for (std::string& parameter : parameters) {
     const auto stars = static_cast<std::size_t>(std::count(parameter.begin(), parameter.end(), '*'));
@@ -16,6 +17,9 @@ PackedNames::PackedNames(const Scheme::Entry& entry, const std::vector<std::stri
     auto next = entry_numbers.begin();
     for (std::size_t s = 0; s < stars && next != entry_numbers.end(); ++s)
       if (!entry.is_numbered(s, stars)) numbers[s] = *next++;
+    if (first_layer != 0)
+      if (const auto layer = parse_unsigned(numbers.at(0), UINT32_MAX))
+        numbers[0] = std::to_string(*layer + first_layer);
     parameter = with_numbers(std::move(parameter), numbers);
   }
 }

@@ -14,6 +14,7 @@
 #include "reshard/base/strings.h"
 #include "reshard/layouts/names/known_names.h"
 #include "reshard/layouts/names/model_body.h"
+#include "reshard/specs/model/model.h"
 #include "reshard/specs/peft/adapter_config.h"
 
 namespace reshard {
@@ -188,7 +189,8 @@ bool has_meaning_of_its_own(const Family& family, const std::string& program, st
 
 /// Replaces another program's names with the model's. Names that its scheme does not have stay unchanged.
 /// \param part  prefix of the family's names inside a larger model.
-void rename(const Family& family, const std::string& part, StateNames& found) {
+void rename(const KnownModel& model, const std::string& part, StateNames& found) {
+  const Family& family = *model.family;
   const EntriesByName entries = entries_by_name(family, found.program);
   for (const auto& scheme : family.schemes)
     if (scheme->program == found.program) found.before_state = scheme->before_state;
@@ -198,7 +200,9 @@ void rename(const Family& family, const std::string& part, StateNames& found) {
     const std::string name = found.names[i].substr(part.size());
     const auto known = entries.find(with_stars(name));
     if (known == entries.end()) continue;
-    PackedNames packed(*known->second, numbers_in(name));
+    const Expression& first = known->second->first_layer;
+    if (first && model.config == nullptr) continue;
+    PackedNames packed(*known->second, numbers_in(name), first ? number_in(family, model.config, first) : 0);
     for (std::string& parameter : packed.parameters) parameter.insert(0, part);
     found.names[i] = packed.parameters.empty() ? std::string() : packed.parameters.front();
     if (!packed.parameters.empty() && !known->second->is_plain())
@@ -564,7 +568,7 @@ StateNames find_state_names(std::span<const std::string> stored, const KnownMode
     part = take_out_repeats(std::move(part), found);
   else if (!is_part && found.fits)
     join_outside(body, entries, names, best.known, model.family != nullptr, found);
-  if (model.family != nullptr && !found.program.empty()) rename(*model.family, part, found);
+  if (model.family != nullptr && !found.program.empty()) rename(model, part, found);
   validate_unique(entries, found.names, found.packed);
   for (std::size_t i = 0; i < renamed.size(); ++i)
     if (!found.names[i].empty() && renamed[i] != stored[i]) found.old_names.emplace(found.names[i], stored[i]);

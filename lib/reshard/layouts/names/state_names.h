@@ -44,9 +44,10 @@ struct StateNames {
 
 /// What is known about the model that the entries belong to. Borrows the family.
 struct KnownModel {
-  const Family* family = nullptr;  // the language model's family; null if unknown
-  bool is_part = false;            // the model has other tensors next to those of the family
-  Rename rename{};                 // applied to the model's entries if it reveals the model (reveals_model)
+  const Family* family = nullptr;        // the language model's family; null if unknown
+  bool is_part = false;                  // the model has other tensors next to those of the family
+  Rename rename{};                       // applied to the model's entries if it reveals the model (reveals_model)
+  std::shared_ptr<const Json> config{};  // content of the language model's config.json; null if unknown
 
   KnownModel(const Family* known, bool part = false) : family(known), is_part(part) {}
 };

@@ -28,6 +28,17 @@ std::string choices(const Family& family) {
   return join(all, ", ");
 }
 
+/// Whether a program has the parameter with `numbers` in this entry. Changes the number of its layer to that in the entry.
+bool is_entry_of(const Model& model, const Scheme::Entry& rule, std::vector<std::string>& numbers) {
+  const auto layer = numbers.empty() ? std::nullopt : parse_unsigned(numbers.front());
+  if (rule.when && !holds_in(model, rule.when, layer)) return false;
+  if (!rule.first_layer) return true;
+  const std::uint64_t first = number_in(*model.family, model.config, rule.first_layer);
+  if (!layer || *layer < first) return false;
+  numbers.front() = std::to_string(*layer - first);
+  return true;
+}
+
 }  // namespace
 
 /// A parameter of the model that an entry contains.
@@ -79,10 +90,13 @@ void WrittenNames::add_entries(const Model& model) {
   for (const ModelParameter& parameter : model.parameters) {
     const auto found = rules.find(with_stars(parameter.name));
     if (found == rules.end()) continue;
+    bool is_written = false;
     for (const auto& [rule, part] : found->second) {
       std::vector<std::string> numbers;  // numbers in the entry's name
       Dims along;                        // indices along its numbered dims
-      const std::vector<std::string> all = numbers_in(parameter.name);
+      std::vector<std::string> all = numbers_in(parameter.name);
+      if (!scheme_->is_of_ranks && (is_written || !is_entry_of(model, *rule, all))) continue;
+      is_written = true;
       for (std::size_t s = 0; s < all.size(); ++s)
         if (rule->is_numbered(s, all.size()))
           along.push_back(parse_unsigned(all[s]).value_or(0));

@@ -85,6 +85,12 @@ void remove_prefix(Scheme::Entry& entry, const std::string& prefix) {
   for (Scheme::Entry& copy : entry.copies) remove_prefix(copy, prefix);
 }
 
+/// Whether two entries of whole tensors may be those of other layers, or of other models.
+bool may_be_apart(const Scheme::Entry& a, const Scheme::Entry& b) {
+  const auto is_conditional = [](const Scheme::Entry& entry) { return entry.when || entry.first_layer; };
+  return is_conditional(a) || is_conditional(b);
+}
+
 /// Returns the entry without what `settings` rule out; std::nullopt if they rule out the entry.
 std::optional<Scheme::Entry> with_settings(Scheme::Entry entry, const Expression::Lookup& settings) {
   const auto is_off = [&](const auto& one) { return one.when && !one.when.holds(settings); };
@@ -165,9 +171,11 @@ class EntryReader {
   /// \param for_ranks  whether the scheme is one for ranks.
   EntryReader(const JsonObject& object, const std::vector<std::string>& versions, bool for_ranks)
       : object_(object), versions_(versions), for_ranks_(for_ranks) {
-    std::vector<std::string> keys = {"entry", "parameters", "dims", "sizes", "padded", "families"};
+    std::vector<std::string> keys = {"entry", "parameters", "dims", "sizes", "padded", "families", "when"};
     if (for_ranks)
-      keys.insert(keys.end(), {"values", "heads", "split", "share", "changes", "multiple", "kernel", "when", "copies"});
+      keys.insert(keys.end(), {"values", "heads", "split", "share", "changes", "multiple", "kernel", "copies"});
+    else
+      keys.emplace_back("first");
     object.validate_keys(keys);
     for (const char* key : {"parameters", "values", "heads", "changes", "copies"})
       validate_count(object, key, kMaxListed);
@@ -181,8 +189,10 @@ class EntryReader {
       object_.fail(object_.has("parameters") ? "parameters" : "dims", "the name of a parameter, or no such key");
     if (object_.has("families")) entry_.families = object_.strings_at("families");
     if (object_.has("values")) read_constants();
+    if (object_.has("when")) entry_.when = expression_at(object_, "when");
     if (for_ranks_) read_shares();
     if (object_.has("dims")) read_dims();
+    if (object_.has("first")) read_first();
     if (object_.has("padded")) entry_.is_padded = object_.bool_at("padded");
     if (entry_.is_padded && entry_.joined.empty() && !for_ranks_)
       object_.fail("padded", "\"dims\" with an axis marked by \"+\"");
@@ -244,7 +254,6 @@ class EntryReader {
     if (object_.has("changes")) read_changes();
     if (object_.has("multiple")) entry_.multiple_of = expression_at(object_, "multiple");
     if (object_.has("kernel")) entry_.kernel = object_.string_at("kernel");
-    if (object_.has("when")) entry_.when = expression_at(object_, "when");
     if (!object_.has("copies")) return;
     for (const Json& item : object_.array_at("copies")) {  // each has what this entry has, but for the keys it gives
       const std::string pointer = fmt::format("copies/{}", entry_.copies.size());
@@ -268,6 +277,19 @@ class EntryReader {
     }
     if (entry_.changes.size() != entry_.parameters.size())
       object_.fail("changes", "one text for each of \"parameters\"");
+  }
+
+  /// {"layer": "num_hidden_layers"}
+  void read_first() {
+    const std::string layer(kNumberAxes.front());
+    const JsonObject first = object_.object_at("first");
+    first.validate_keys({layer});
+    const bool has_layer = !entry_.parameters.empty() && stars(entry_.parameters.front()) > 0 &&
+                           !entry_.is_numbered(0, stars(entry_.parameters.front()));
+    if (!has_layer || begins_with_any(entry_.parameters.front()))
+      object_.fail("first",
+                   fmt::format("parameters whose first number is the {}, which the entry's name has, too", layer));
+    entry_.first_layer = expression_at(first, layer);
   }
 
   /// "(head half pair) in -> (head pair half) in"
@@ -439,7 +461,7 @@ Scheme scheme_for(const Scheme& scheme, const std::string& model_type,
   };
   for (const Scheme::Entry& listed : scheme.entries) {
     if (!is_for_type(listed)) continue;
-    auto entry = with_settings(listed, defined);
+    auto entry = scheme.is_of_ranks ? with_settings(listed, defined) : std::optional(listed);
     if (!entry) continue;
     entry->families.clear();  // not repeated by the instances of a rule
     if (!is_rule(*entry)) {
@@ -453,9 +475,10 @@ Scheme scheme_for(const Scheme& scheme, const std::string& model_type,
       if (has_parameters(*entry, parts)) take(with_parts(*entry, parts));
     }
   }
-  const auto add = [](auto& entries, const std::string& name, const Scheme::Entry& entry) {
+  const auto add = [&](auto& entries, const std::string& name, const Scheme::Entry& entry) {
     const auto [other, is_new] = entries.emplace(name, &entry);
-    if (!is_new && other->second != &entry)
+    if (!is_new && other->second != &entry &&
+        (scheme.is_of_ranks || &entries == &by_name || !may_be_apart(*other->second, entry)))
       throw Error(ErrorKind::kBadInput, fmt::format("{}: {} is in another entry already ({})", entry.where,
                                                     printable(name), other->second->where));
   };

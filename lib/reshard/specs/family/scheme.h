@@ -59,6 +59,11 @@ struct Scheme {
     std::map<std::string, Expression, std::less<>> sizes;  // sizes of axes; their keys are kModelNumbers
     std::vector<std::string> families;  // model_types that have this entry; empty: all of the scheme's
     std::vector<Constant> constants;    // constants that follow each entry of these names
+    /// With what the program has the entry; absent: always. In schemes for ranks, over settings of the program, and
+    /// otherwise over the model, like Family::Module::when, with `layer` for the number in its parameters. Entries with
+    /// this or with `first_layer` may share a parameter with others: the first that the model has is written.
+    Expression when;
+    Expression first_layer;  // number in the parameters that is 0 in the entry, over the model; absent: 0
     // Of schemes for ranks:
     /// Heads that the split dim consists of, for each parameter; or several for one parameter that packs them.
     std::vector<Heads> heads;
@@ -68,7 +73,6 @@ struct Scheme {
     Expression multiple_of;              // over settings, the value of `multiple`; may be absent
     std::uint64_t multiple = 1;          // the split dim is padded to a multiple of this
     std::string kernel;                  // choice of the layout with which the last two dims are swapped; empty: none
-    Expression when;                     // settings of the program with which it has the entry; absent: all
     std::vector<Entry> copies;           // further entries with the same parameters
     std::string where;                   // file and line of the entry, for errors
 
@@ -134,7 +138,8 @@ inline constexpr std::array<std::string_view, 3> kModelNumbers = {"num_attention
 
 /// Returns the entries of `scheme` for a family with these `parameters`, with rules expanded. The first rule for a
 /// parameter takes precedence. `settings` are those of the program (Entry::when); copies follow their entries.
-/// \throws Error kBadInput, with the lines, if two entries have the same name or contain the same parameter.
+/// \throws Error kBadInput, with the lines, if two entries have the same name, or contain the same parameter without a
+///         condition that may tell them apart.
 Scheme scheme_for(const Scheme& scheme, const std::string& model_type,
                   const std::set<std::string, std::less<>>& parameters, const Expression::Lookup& settings = {});
 

@@ -507,6 +507,18 @@ bool is_transposed(const ModelParameter& weight) {
   return weight.shape.size() == 2 && weight.split_dim && weight.split_dim != split_dim_of(weight.plan, 2);
 }
 
+bool holds_in(const Model& model, const Expression& condition, const std::optional<std::uint64_t>& layer) {
+  const ModelConfig config{{}, model.config, {}};
+  ConfigValues values(*model.family, config);
+  values.set_layer(layer);
+  return values.holds(condition);
+}
+
+std::uint64_t number_in(const Family& family, std::shared_ptr<const Json> config, const Expression& number) {
+  const ModelConfig content{{}, std::move(config), {}};
+  return ConfigValues(family, content).number(number);
+}
+
 Model instantiate(std::shared_ptr<const Family> the_family, const ModelConfig& config, const HoldsName& holds,
                   std::uint64_t most, std::size_t usual) {
   const Family& family = *the_family;
