@@ -1,6 +1,8 @@
 // Other programs' names as a user describes them: random schemes written and read back, and the files of a program that
 // this one has no scheme for.
 
+#include <fmt/format.h>
+
 #include <nlohmann/json.hpp>
 
 #include "reshard/base/strings.h"
@@ -47,7 +49,7 @@ json random_entries(Random& random) {
     json entry = {{"entry", (is_stacked ? "all." : "layers.*.") + name}, {"sizes", std::move(sizes)}};
     for (const std::string& parameter : parameters) entry["parameters"].push_back(kOfLayer + parameter);
     entry["dims"] = from + " -> " + (is_stacked ? "layer " : "") + to;
-    if (!is_stacked && random() % 3 == 0) {  // apart from those of the later layers, which are counted anew
+    if (!is_stacked && random() % 3 == 0) {  // the last layer has an entry of its own, as layer 0
       json later = entry;
       later["entry"] = "later.layers.*." + name;
       later["first"] = {{"layer", "num_hidden_layers - 1"}};
@@ -153,7 +155,7 @@ TEST_CASE("Megatron-Core's own checkpoint is read by a user's description of its
              Says("removed the padding of embedding.word_embeddings.weight, from [50, 32] to [64, 32]"));
 }
 
-TEST_CASE("Megatron-Core has a norm under two names, and layers that predict tokens are counted anew") {
+TEST_CASE("Megatron-Core has a norm under two names, and numbers layers that predict further tokens from 0") {
   const auto family = read_family(local_storage(), testdata("descriptions/megatron-deepseek_v3.json"));
   for (const char* name : {"deepseek_v3-tp2-ep2", "deepseek_v3-mtp-pp2"}) {
     INFO(name);
@@ -170,6 +172,79 @@ TEST_CASE("Megatron-Core has a norm under two names, and layers that predict tok
     for (const auto& item : golden.at("folder").at("tensors").items()) saved.insert(item.key());
     CHECK(written == saved);
     CHECK((converted(temp / "dcp", temp / "back", fields) == original));
+  }
+}
+
+TEST_CASE("Norms that a program stores plus 1 are written so, and read back, with their moments as they are") {
+  json entries = {{{"entry", "final"}, {"parameters", "model.norm.weight"}, {"dims", "in -> in"}, {"changes", "+ 1"}},
+                  {{"entry", "norms"},
+                   {"parameters", "model.layers.*.input_layernorm.weight"},
+                   {"dims", "in -> layer in"},
+                   {"changes", "+ 1"}}};
+  json described = description(entries);
+  described["other_names"][0]["keeps_others"] = true;
+  const auto family = family_of(described);
+  const TempDir temp;
+  Random random(11);
+  const TinyModel tiny;
+  TensorMap model = random_tensors(tiny, random, DType::kF32);
+  const auto norm = [&](float first) {
+    std::vector<float> values(tiny.hidden);
+    for (std::size_t i = 0; i < values.size(); ++i) values[i] = first + static_cast<float>(i) / 8;
+    return values;
+  };
+  model["model.norm.weight"] = floats({tiny.hidden}, norm(-1));
+  model["model.layers.0.input_layernorm.weight"] = floats({tiny.hidden}, norm(2));
+  model["model.layers.1.input_layernorm.weight"] = floats({tiny.hidden}, norm(3));
+  write_model(temp / "model", tiny, model);
+  Saved run;
+  for (const auto& [name, data] : model) {
+    run.add(name, data);
+    run.add("optimizer.state." + name + ".exp_avg", data);
+  }
+  run.write(temp / "run");
+  const auto converted_run = [&](const fs::path& source, const fs::path& output, const char* names) {
+    Request request = run_request(source, output, 2);
+    request.source.config = temp / "model";
+    request.source.family = family;
+    if (names != nullptr) request.target.options.set("names", names);
+    convert(request);
+    return dcp::read(output);
+  };
+  const dcp::Content written = converted_run(temp / "run", temp / "written", "mytrainer");
+  CHECK((written.tensors.at("final") == floats({tiny.hidden}, norm(0))));
+  std::vector<float> both = norm(3), last = norm(4);
+  both.insert(both.end(), last.begin(), last.end());
+  CHECK((written.tensors.at("norms") == floats({2, tiny.hidden}, both)));
+  CHECK((written.tensors.at("optimizer.state.final.exp_avg") == floats({tiny.hidden}, norm(-1))));
+  CHECK((converted_run(temp / "written", temp / "back", nullptr).tensors == dcp::read(temp / "run").tensors));
+  RequestFields fields{.config = temp / "model", .family = family};
+  CHECK((converted(temp / "written", temp / "whole", fields) == model));
+  CHECK_THAT(joined_notes(*plan_convert(local_storage(), convert_request(temp / "written", temp / "noted", fields))),
+             Says("norms contains sums (model.layers.*.input_layernorm.weight + 1), which were rounded"));
+  fields.tp = 2;
+  fields.layout = "ranks";
+  convert(convert_request(temp / "written", temp / "ranks", fields));
+  CHECK((converted(temp / "ranks", temp / "of_ranks", {.config = temp / "model"}) == model));
+
+  for (const char* state : {"exp_avg", "fp32_param"}) {  // a weight would need the change, too
+    Saved with_state;
+    for (const auto& [name, data] : written.tensors)
+      if (name.find("exp_avg") == name.npos) with_state.add(name, data);
+    with_state.add(fmt::format("optimizer.state.norms.{}", state), written.tensors.at("norms"));
+    with_state.write(temp / state);
+    Request request = run_request(temp / state, temp / "out" / state, 2);
+    request.source.config = temp / "model";
+    request.source.family = family;
+    if (state == std::string("exp_avg"))
+      CHECK_NOTHROW(plan_convert(local_storage(), request));
+    else
+      check_refused([&] { plan_convert(local_storage(), request); },
+                    {.kind = ErrorKind::kUnsupported, .says = "other than moments", .hint = "`with-optimizer`"});
+  }
+  for (const char* change : {"[1::2] + 1", "/ parts", "+ 0"}) {
+    entries[0]["changes"] = change;
+    check_refused([&] { family_of(description(entries)); }, {.says = "+ 1"});
   }
 }
 

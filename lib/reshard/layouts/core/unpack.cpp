@@ -11,6 +11,7 @@
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
 #include "reshard/layouts/map/packing.h"
+#include "reshard/layouts/names/optimizer_entries.h"
 
 namespace reshard {
 namespace {
@@ -128,8 +129,28 @@ class MapUnpacker {
       }
       made_.back().name.replace(begin, size, names[i]);
       if (!is_copied) made_.back().shape = array->parts[i % array->parts.size()];
+      if (!is_copied && !packed.names->rule->changes.empty()) change(packed, i);
     }
     arrays_.push_back({l, first, count, std::move(array->packing)});
+  }
+
+  /// Makes the last tensor, which is number `i` in the entry, one whose values follow from the parameter's.
+  void change(const PackedEntry& packed, std::size_t i) {
+    const auto& changes = packed.names->rule->changes;
+    const ValueChange& values = changes[i % changes.size()].values;
+    LogicalTensor& tensor = made_.back();
+    if (tensor.role != TensorRole::kParameter) {
+      if (!is_moment(std::string_view(tensor.name).substr(tensor.name.rfind('.') + 1)))
+        throw Error(ErrorKind::kUnsupported, "has a state other than moments, and values that the program changes")
+            .hint("leave out `with-optimizer`");
+      return;
+    }
+    restored_.emplace_back(tensor.name, values);
+    tensor.name = values.name_of(tensor.name);
+    const std::string note =
+        fmt::format("{} contains sums ({}), which were rounded: digits that parameters have lost cannot be recovered",
+                    printable(packed.entry), printable(with_stars(tensor.name)));
+    if (unpacked_.notes.empty() || unpacked_.notes.back() != note) unpacked_.notes.push_back(note);
   }
 
   /// Returns how an entry is packed; std::nullopt if this depends on an unknown model.
@@ -210,6 +231,7 @@ class MapUnpacker {
     if (states_ != nullptr) *states_ = std::move(made_states_);
     used.resize(map_.stored.size(), true);
     if (!arrays_.empty()) map_.keep_stored(used);
+    for (const auto& [name, values] : restored_) add_restored(map_, name, {values.name_of(name)}, {values});
   }
 
   /// Splits `piece` and adds its parts to the pieces of the unpacked tensors.
@@ -239,6 +261,7 @@ class MapUnpacker {
   std::vector<LogicalTensor> made_;
   std::vector<std::uint32_t> from_;  // index of the logical tensor that each comes from
   std::vector<TrainingState> made_states_;
+  std::vector<std::pair<std::string, ValueChange>> restored_;  // parameters that follow from changed tensors
   std::vector<Array> arrays_;
   Unpacked unpacked_;
 };

@@ -17,7 +17,9 @@
 #include "reshard/formats/dcp/dcp_plan.h"
 #include "reshard/layouts/dcp/dcp_entries.h"
 #include "reshard/layouts/dcp/dcp_groups.h"
+#include "reshard/layouts/map/packing.h"
 #include "reshard/layouts/map/target_file.h"
+#include "reshard/layouts/names/optimizer_entries.h"
 #include "reshard/layouts/names/packed_experts.h"
 #include "reshard/layouts/names/state_names.h"
 #include "reshard/layouts/names/written_names.h"
@@ -73,7 +75,7 @@ class Cutter {
     map_.reserve_logical(logical_.size() + (states_ != nullptr ? states_->of.size() : 0));
     for (const LogicalTensor& tensor : logical_) {
       const DcpEntryPlace place = place_of(tensor.name);
-      add_entry(tensor, place, path_of(place.name), tensor_parallel_dim(tensor.name, tensor.shape));
+      add_entry(changed(tensor, place), place, path_of(place.name), tensor_parallel_dim(tensor.name, tensor.shape));
     }
     const std::size_t of_model = entries_.size();
     if (states_ != nullptr) {
@@ -106,6 +108,14 @@ class Cutter {
     DcpEntryPlace place = program_place_of(parameter);
     place.name.insert(0, cut_.prefix);
     return place;
+  }
+
+  /// Returns the tensor that the entry at `place` has instead of the parameter `tensor`.
+  static LogicalTensor changed(const LogicalTensor& tensor, const DcpEntryPlace& place) {
+    if (place.packed.entry == nullptr || place.packed.entry->rule->changes.empty()) return tensor;
+    const auto& changes = place.packed.entry->rule->changes;
+    const ValueChange& values = changes[place.packed.tensor % changes.size()].values;
+    return changed_tensor(tensor, values.name_of(tensor.name), values);
   }
 
   /// Returns the same without the prefix.
@@ -166,6 +176,12 @@ class Cutter {
       const bool is_alike =
           tensor.role == TensorRole::kState && shape != shapes.end() && *shape->second == tensor.shape;
       if (!is_alike) validate_needs_no_order(tensor, place);
+      const bool is_changed = place.packed.entry != nullptr && !place.packed.entry->rule->changes.empty();
+      if (is_alike && is_changed && !is_moment(states_->state(i)))
+        throw Error(ErrorKind::kUnsupported,
+                    fmt::format("is a state of a parameter whose values {} changes", cut_.names))
+            .tensor(tensor.name)
+            .hint("leave out `names` or `with-optimizer`");
       const auto tp_dim = is_alike ? tensor_parallel_dim(parameter, tensor.shape) : std::nullopt;
       DcpPath path = nested_or_flat(states_->path_with(i, place.name));
       if (is_state_first() && !parameter.empty() && !is_of_group(tensor.name))

@@ -115,6 +115,32 @@ Packing::Part part_of(const Scheme::Entry& entry, const AxisSizes& of_parameter,
 
 }  // namespace
 
+LogicalTensor changed_tensor(const LogicalTensor& parameter, const std::string& name, const ValueChange& change) {
+  LogicalTensor tensor = parameter;
+  tensor.name = name;
+  tensor.shape = change.shape_of(parameter.shape);
+  tensor.dtype = change.dtype_of(parameter.dtype);
+  tensor.computed = std::make_shared<const Computed>(Computed{change_recipe(change, tensor.dtype), {parameter.name}});
+  return tensor;
+}
+
+void add_restored(SourceMap& map, const std::string& parameter, std::vector<std::string> names,
+                  std::vector<ValueChange> changes) {
+  for (const std::string& name : names) map.logical[*map.find_logical(name)].role = TensorRole::kPart;
+  LogicalTensor tensor = map.logical[*map.find_logical(names.front())];
+  tensor.name = parameter;
+  tensor.role = TensorRole::kParameter;
+  const ValueChange& change = changes.front();
+  if (change.arrangement) {
+    tensor.shape = change.arrangement->from_shape();
+    if (change.arrangement->word() > 1) tensor.dtype = DType::kU8;
+  } else {
+    tensor.shape.back() *= change.step;
+  }
+  tensor.computed = std::make_shared<const Computed>(Computed{restore_recipe(std::move(changes)), std::move(names)});
+  map.add_logical(tensor, {});
+}
+
 Dims numbers_of(const Scheme::Entry& entry, const Dims& shape) {
   if (shape.size() != entry.entry_dims.size() || num_elems(shape).value_or(0) == 0)
     throw Error(ErrorKind::kBadInput, fmt::format("has the shape {}, expected \"{}\" ({})", to_string(shape),

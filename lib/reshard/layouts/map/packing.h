@@ -1,9 +1,11 @@
 #pragma once
 
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "reshard/layouts/map/region.h"
+#include "reshard/layouts/map/tensor_map.h"
 #include "reshard/specs/family/scheme.h"
 #include "reshard/specs/model/model.h"
 #include "reshard/tensor/values/dims.h"
@@ -16,6 +18,15 @@ struct PackedArray {
   std::vector<Dims> parts;  // the shape of each of its parameters
   Packing packing;
 };
+
+/// Returns the tensor that an entry has instead of `parameter`, computed from it.
+/// \param name  its name.
+LogicalTensor changed_tensor(const LogicalTensor& parameter, const std::string& name, const ValueChange& change);
+
+/// Adds a parameter to `map` that follows from changed tensors in it, which become parts.
+/// \param names, changes  the names of these, and the change of each.
+void add_restored(SourceMap& map, const std::string& parameter, std::vector<std::string> names,
+                  std::vector<ValueChange> changes);
 
 /// Returns the sizes of the numbered dims of an entry (Scheme::Entry::numbered_dims) that has `shape`.
 /// \throws Error kBadInput if the number of dims differs from the scheme's or if there are no elements.

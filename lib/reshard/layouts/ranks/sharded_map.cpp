@@ -12,6 +12,7 @@
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
 #include "reshard/layouts/map/metadata_rules.h"
+#include "reshard/layouts/map/packing.h"
 #include "reshard/layouts/map/rank_record.h"
 #include "reshard/layouts/map/target_file.h"
 #include "reshard/layouts/ranks/rank_format.h"
@@ -272,13 +273,7 @@ std::set<std::string> add_changed(TargetMap& map, const std::vector<StageRules>&
   std::set<std::string> changed;
   for (const LogicalTensor& parameter : logical)
     for (const PartitionRule::Part* part : by_parameter[parameter.name]) {
-      LogicalTensor tensor = parameter;
-      tensor.name = part->logical_name;
-      tensor.shape = part->changed->change.shape_of(parameter.shape);
-      tensor.dtype = part->changed->change.dtype_of(parameter.dtype);
-      tensor.computed = std::make_shared<const Computed>(
-          Computed{change_recipe(part->changed->change, tensor.dtype), {parameter.name}});
-      map.add_logical(tensor, {});
+      map.add_logical(changed_tensor(parameter, part->logical_name, part->changed->change), {});
       changed.insert(parameter.name);
     }
   return changed;
@@ -455,7 +450,7 @@ void add_tied_rules(std::vector<std::vector<PartitionRule>>& rules, const std::v
 }
 
 /// Adds the parameters that the files contain as tensors that follow from them.
-void add_restored(SourceMap& map, const std::vector<std::vector<PartitionRule>>& rules) {
+void restore_parameters(SourceMap& map, const std::vector<std::vector<PartitionRule>>& rules) {
   struct Inputs {
     std::vector<std::string> names;
     std::vector<ValueChange> changes;
@@ -471,21 +466,7 @@ void add_restored(SourceMap& map, const std::vector<std::vector<PartitionRule>>&
         names.push_back(part.logical_name);
         changes.push_back(part.changed->change);
       }
-  for (auto& [name, inputs] : parameters) {
-    for (const std::string& input : inputs.names) map.logical[*map.find_logical(input)].role = TensorRole::kPart;
-    LogicalTensor tensor = map.logical[*map.find_logical(inputs.names.front())];
-    tensor.name = name;
-    tensor.role = TensorRole::kParameter;
-    const ValueChange& change = inputs.changes.front();
-    if (change.arrangement) {
-      tensor.shape = change.arrangement->from_shape();
-      if (change.arrangement->word() > 1) tensor.dtype = DType::kU8;
-    } else {
-      tensor.shape.back() *= change.step;
-    }
-    tensor.computed = std::make_shared<const Computed>(Computed{restore_recipe(inputs.changes), inputs.names});
-    map.add_logical(tensor, {});
-  }
+  for (auto& [name, inputs] : parameters) add_restored(map, name, std::move(inputs.names), std::move(inputs.changes));
 }
 
 }  // namespace
@@ -514,7 +495,7 @@ SourceMap sharded_source_map(const ShardedCheckpoint& checkpoint, const std::vec
   OriginalShapes enlarged;
   for (const std::vector<PartitionRule>& stage : checkpoint.rules) enlarged.merge(enlarged_originals(stage, map));
   if (checkpoint.record) validate_originals(checkpoint, enlarged);
-  add_restored(map, rules);
+  restore_parameters(map, rules);
   return map;
 }
 

@@ -171,9 +171,9 @@ class EntryReader {
   /// \param for_ranks  whether the scheme is one for ranks.
   EntryReader(const JsonObject& object, const std::vector<std::string>& versions, bool for_ranks)
       : object_(object), versions_(versions), for_ranks_(for_ranks) {
-    std::vector<std::string> keys = {"entry", "parameters", "dims", "sizes", "padded", "families", "when"};
+    std::vector<std::string> keys = {"entry", "parameters", "dims", "sizes", "padded", "families", "when", "changes"};
     if (for_ranks)
-      keys.insert(keys.end(), {"values", "heads", "split", "share", "changes", "multiple", "kernel", "copies"});
+      keys.insert(keys.end(), {"values", "heads", "split", "share", "multiple", "kernel", "copies"});
     else
       keys.emplace_back("first");
     object.validate_keys(keys);
@@ -192,6 +192,7 @@ class EntryReader {
     if (object_.has("when")) entry_.when = expression_at(object_, "when");
     if (for_ranks_) read_shares();
     if (object_.has("dims")) read_dims();
+    if (object_.has("changes")) read_changes();
     if (object_.has("first")) read_first();
     if (object_.has("padded")) entry_.is_padded = object_.bool_at("padded");
     if (entry_.is_padded && entry_.joined.empty() && !for_ranks_)
@@ -251,7 +252,6 @@ class EntryReader {
       object_.fail("heads", "one word for each of \"parameters\"");
     if (object_.has("split")) entry_.split = static_cast<std::uint32_t>(object_.unsigned_at("split"));
     if (object_.has("share")) entry_.share = object_.string_at("share");
-    if (object_.has("changes")) read_changes();
     if (object_.has("multiple")) entry_.multiple_of = expression_at(object_, "multiple");
     if (object_.has("kernel")) entry_.kernel = object_.string_at("kernel");
     if (!object_.has("copies")) return;
@@ -269,6 +269,8 @@ class EntryReader {
   void read_changes() {
     for (const std::string& text : texts_at(object_, "changes")) {
       const auto change = parse_change(text);
+      const bool is_sum = change && !change->order && change->values.step == 1 && change->values.divisor == 1;
+      if (!for_ranks_ && (!is_sum || entry_.is_plain())) object_.fail("changes", "texts such as \"+ 1\", and \"dims\"");
       if (!change || (object_.has("heads") && !change->order))
         object_.fail("changes",
                      "texts such as \"[1::2] + 1\", \"/ parts\" or \"as (a b:4) -> (b a)\", of which only the last "

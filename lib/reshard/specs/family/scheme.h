@@ -59,17 +59,18 @@ struct Scheme {
     std::map<std::string, Expression, std::less<>> sizes;  // sizes of axes; their keys are kModelNumbers
     std::vector<std::string> families;  // model_types that have this entry; empty: all of the scheme's
     std::vector<Constant> constants;    // constants that follow each entry of these names
-    /// With what the program has the entry; absent: always. In schemes for ranks, over settings of the program, and
-    /// otherwise over the model, like Family::Module::when, with `layer` for the number in its parameters. Entries with
+    /// Condition for the entry to exist; absent: always. In schemes for ranks over settings of the program, in others
+    /// over the model, like Family::Module::when, where `layer` is the number in the parameters' names. Entries with
     /// this or with `first_layer` may share a parameter with others: the first that the model has is written.
     Expression when;
-    Expression first_layer;  // number in the parameters that is 0 in the entry, over the model; absent: 0
+    std::vector<Change>
+        changes;             // one for each parameter; empty: the values are the parameters'. Of whole tensors: sums
+    Expression first_layer;  // layer of the parameters that is layer 0 in the entry's name, over the model; absent: 0
     // Of schemes for ranks:
     /// Heads that the split dim consists of, for each parameter; or several for one parameter that packs them.
     std::vector<Heads> heads;
     std::optional<std::uint32_t> split;  // dim of the parameter that ranks split, unless it is that of its plan
     std::string share;                   // which of the layout's ways to share parameters; empty: the usual one
-    std::vector<Change> changes;         // one for each parameter; empty: the values are the parameters'
     Expression multiple_of;              // over settings, the value of `multiple`; may be absent
     std::uint64_t multiple = 1;          // the split dim is padded to a multiple of this
     std::string kernel;                  // choice of the layout with which the last two dims are swapped; empty: none
