@@ -43,6 +43,10 @@ json random_entries(Random& random) {
       {{"entry", "emb"}, {"parameters", "model.embed_tokens.weight"}},
       {{"entry", "norm"}, {"parameters", "model.norm.weight"}},
       {{"entry", "head"}, {"parameters", "lm_head.weight"}, {"dims", "row in -> +row in"}, {"padded", true}}};
+  if (random() % 2 == 0) {  // of both, since they may be tied
+    entries.back()["multiple"] = fmt::format("{} * tp", pick(random, 1, 7));
+    for (const char* key : {"dims", "padded", "multiple"}) entries.front()[key] = entries.back().at(key);
+  }
   const auto add = [&](const std::string& name, const std::vector<std::string>& parameters, const std::string& from,
                        const std::string& to, json sizes = json::object()) {
     const bool is_stacked = random() % 2 == 0;
@@ -164,15 +168,49 @@ TEST_CASE("Megatron-Core has a norm under two names, and numbers layers that pre
     RequestFields fields{.config = golden_case / "original", .family = family};
     const TempDir temp;
     CHECK((converted(golden_case / "checkpoint", temp / "whole", fields) == original));
-    RequestFields to_dcp{.layout = "dcp", .options = {"names=megatron"}, .family = family};
-    convert(convert_request(golden_case / "original", temp / "dcp", to_dcp));
-    std::set<std::string> written, saved;
-    for (const auto& [entry, data] : dcp::read(temp / "dcp").tensors) written.insert(entry);
     const json golden = json::parse(read_file(golden_case / "golden.json"));
-    for (const auto& item : golden.at("folder").at("tensors").items()) saved.insert(item.key());
-    CHECK(written == saved);
+    // Its vocabulary is padded to a multiple of 8 times the ranks, not of Megatron's default.
+    std::string described = read_file(testdata("descriptions/megatron-deepseek_v3.json"));
+    for (std::size_t at = 0; (at = described.find("128 * tp", at)) != described.npos;) described.replace(at, 3, "8");
+    RequestFields to_dcp{.layout = "dcp", .options = {"names=megatron"}, .family = family_of(json::parse(described))};
+    to_dcp.tp = golden.at("case").at("mesh").at("tp").get<std::uint32_t>();
+    convert(convert_request(golden_case / "original", temp / "dcp", to_dcp));
+    std::map<std::string, Dims> written, saved;
+    for (const auto& [entry, data] : dcp::read(temp / "dcp").tensors) written.emplace(entry, data.shape);
+    for (const auto& item : golden.at("folder").at("tensors").items())
+      saved.emplace(item.key(), item.value().at("shape").get<Dims>());
+    CHECK((written == saved));
     CHECK((converted(temp / "dcp", temp / "back", fields) == original));
   }
+}
+
+TEST_CASE("Padding that a scheme has is written as zeros, in the files of all ranks that it reaches") {
+  for (const std::uint64_t multiple : {5, 40}) {  // 32 rows become 40; with two ranks, 80 of which the second has none
+    CAPTURE(multiple);
+    json described = description(json::array({{{"entry", "head"},
+                                               {"parameters", "lm_head.weight"},
+                                               {"dims", "row in -> +row in"},
+                                               {"padded", true},
+                                               {"multiple", fmt::format("{} * tp", multiple)}}}));
+    described["other_names"][0]["keeps_others"] = true;
+    const auto family = family_of(described);
+    const TempDir temp;
+    Random random(multiple);
+    const TinyModel tiny;
+    const TensorMap model = random_tensors(tiny, random);
+    write_model(temp / "model", tiny, model);
+    RequestFields fields{.layout = "dcp", .tp = 2, .options = {"names=mytrainer"}, .family = family};
+    convert(convert_request(temp / "model", temp / "dcp", fields));
+    const TensorData head = dcp::read(temp / "dcp").tensors.at("head");
+    const TensorData& own = model.at("lm_head.weight");
+    const std::uint64_t rows = multiple == 5 ? 40 : 80;
+    CHECK(head.shape == Dims{rows, tiny.hidden});
+    CHECK(head.bytes == own.bytes + std::string((rows - tiny.vocab) * tiny.hidden * 2, '\0'));
+  }
+  json entry = {{"entry", "head"}, {"parameters", "lm_head.weight"}, {"multiple", 8}};
+  check_refused([&] { family_of(description(json::array({entry}))); }, {.says = "\"padded\""});
+  entry.update({{"dims", "row in -> +row in"}, {"padded", true}, {"multiple", "hidden_size"}});
+  check_refused([&] { family_of(description(json::array({entry}))); }, {.says = "numbers and tp"});
 }
 
 TEST_CASE("Norms that a program stores plus 1 are written so, and read back, with their moments as they are") {

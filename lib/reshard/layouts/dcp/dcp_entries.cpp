@@ -14,10 +14,26 @@ namespace {
 
 constexpr std::uint32_t kMissing = UINT32_MAX;
 
+/// Enlarges the rows of an entry to the scheme's multiple.
+/// \throws Error kUnsupported if the entry is more than the rows of one tensor.
+void pad(DcpEntry& entry, const Scheme::Entry& rule, std::uint32_t tp) {
+  if (!entry.packing.is_plain())
+    throw Error(ErrorKind::kUnsupported,
+                fmt::format("has padding of several tensors ({}), which can be read but not written", rule.where))
+        .hint("keep the model's own names");
+  const Expression::Lookup ranks = [&](const std::string&) { return ConfigValue(std::uint64_t{tp}); };
+  const std::uint64_t multiple = rule.multiple_of.size(ranks);
+  const auto dim = std::find(rule.entry_dims.begin(), rule.entry_dims.end(), std::vector<std::string>{rule.joined});
+  std::uint64_t& rows = entry.shape[static_cast<std::size_t>(dim - rule.entry_dims.begin())];
+  rows += (multiple - rows % multiple) % multiple;
+}
+
 }  // namespace
 
-DcpEntry dcp_entry(const LogicalTensor& tensor, std::uint32_t index, const DcpEntryPlace& place, const Model* model) {
-  DcpEntry entry{place.name, tensor.dtype, tensor.shape, {index}, index, {}, {}, tensor.role == TensorRole::kObject};
+DcpEntry dcp_entry(const LogicalTensor& tensor, std::uint32_t index, const DcpEntryPlace& place, const Model* model,
+                   std::uint32_t tp) {
+  DcpEntry entry{
+      place.name, tensor.dtype, tensor.shape, tensor.shape, {index}, index, {}, {}, tensor.role == TensorRole::kObject};
   if (place.packed.entry == nullptr) return entry;
   try {
     const WrittenNames::Entry& packed = *place.packed.entry;
@@ -28,8 +44,9 @@ DcpEntry dcp_entry(const LogicalTensor& tensor, std::uint32_t index, const DcpEn
                   fmt::format("is stored permuted in {} ({}); this order can be read but not written",
                               printable(place.name), packed.rule->where))
           .hint("keep the model's own names");
-    entry.shape = std::move(array.shape);
+    entry.shape = entry.unpadded = std::move(array.shape);
     if (!array.packing.is_identity()) entry.packing = std::move(array.packing);
+    if (packed.rule->multiple_of) pad(entry, *packed.rule, tp);
     entry.logical.assign(packed.tensors.size(), kMissing);
   } catch (Error& error) {
     throw error.tensor(tensor.name);
@@ -70,7 +87,8 @@ PlacedTensor part_of(const DcpEntry& entry, const Box& box) {
   PlacedTensor part{{entry.name, entry.dtype, box.size}, {}};
   part.stored.is_object = entry.is_object;
   if (entry.packing.is_plain()) {
-    part.parts.push_back({entry.logical.front(), box, Dims(box.size.size())});
+    if (auto own = intersect(box, whole(entry.unpadded)))
+      part.parts.push_back({entry.logical.front(), *std::move(own), Dims(box.size.size())});
     return part;
   }
   BoxedRegions boxed = as_boxes(box.size, entry.packing.regions_in(box));
@@ -79,6 +97,17 @@ PlacedTensor part_of(const DcpEntry& entry, const Box& box) {
   for (Region& region : boxed.regions)
     part.parts.push_back({entry.logical[region.tensor], std::move(region.box), std::move(region.begin)});
   return part;
+}
+
+std::optional<Box> padding_in(const DcpEntry& entry, const Box& box) {
+  for (std::size_t d = 0; d < box.size.size(); ++d) {
+    if (box.begin[d] + box.size[d] <= entry.unpadded[d]) continue;
+    Box padding = whole(box.size);
+    padding.begin[d] = entry.unpadded[d] - std::min(box.begin[d], entry.unpadded[d]);
+    padding.size[d] -= padding.begin[d];
+    return padding;
+  }
+  return std::nullopt;
 }
 
 void reserve_pieces(TargetMap& map, const DcpEntry& entry, std::size_t parts) {

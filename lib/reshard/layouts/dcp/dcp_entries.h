@@ -17,6 +17,7 @@ struct DcpEntry {
   std::string name;
   DType dtype;
   Dims shape;
+  Dims unpadded;                                // shape without padding
   std::vector<std::uint32_t> logical;           // indices into TensorMap::logical; several if packed
   std::uint32_t first = 0;                      // the tensor that created the entry
   Packing packing;                              // of `logical`
@@ -31,9 +32,10 @@ struct DcpEntryPlace {
   WrittenNames::Place packed;  // `entry` is null if the tensor is not packed
 };
 
-/// Returns the entry that contains logical tensor `index`.
+/// Returns the entry that contains logical tensor `index`, of a checkpoint for `tp` tensor-parallel ranks.
 /// \throws Error as pack.
-DcpEntry dcp_entry(const LogicalTensor& tensor, std::uint32_t index, const DcpEntryPlace& place, const Model* model);
+DcpEntry dcp_entry(const LogicalTensor& tensor, std::uint32_t index, const DcpEntryPlace& place, const Model* model,
+                   std::uint32_t tp);
 
 /// Adds another tensor to a packed entry.
 /// \param first  A tensor that the entry contains.
@@ -45,8 +47,11 @@ void add_to_entry(DcpEntry& entry, const LogicalTensor& tensor, std::uint32_t in
 /// \throws Error kBadInput.
 void validate_complete(const DcpEntry& entry);
 
-/// Returns the stored tensor for `box` of an entry.
+/// Returns the stored tensor for `box` of an entry, without the pieces of its padding.
 PlacedTensor part_of(const DcpEntry& entry, const Box& box);
+
+/// Returns the padding in `box` of an entry, as a box of the stored tensor; std::nullopt if it has none.
+std::optional<Box> padding_in(const DcpEntry& entry, const Box& box);
 
 /// Reserves memory for the pieces of `parts` stored tensors if each of them has one piece.
 void reserve_pieces(TargetMap& map, const DcpEntry& entry, std::size_t parts);

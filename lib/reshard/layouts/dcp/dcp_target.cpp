@@ -149,7 +149,7 @@ class Cutter {
       DcpEntry& entry = entries_[known->second];
       return add_to_entry(entry, tensor, t, place, map_.logical[entry.first]);
     }
-    entries_.push_back(dcp_entry(tensor, t, place, model_));
+    entries_.push_back(dcp_entry(tensor, t, place, model_, cut_.tp));
     const Packing& packing = entries_.back().packing;
     if (tp_dim) entries_.back().tp_dim = packing.is_plain() ? *tp_dim : packing.parts.front().dims[*tp_dim].front().dim;
     metadata_.paths.emplace_back(place.name, std::move(path));
@@ -446,9 +446,11 @@ class Cutter {
     const auto file_index = static_cast<std::uint32_t>(metadata_.files.size());
     metadata_.files.push_back(container.path.string());
     add_group_places(std::span(places).subspan(chunks.size()), file_index);
-    add_target_container(map_, std::move(container));
+    const std::vector<std::uint32_t> stored = add_target_container(map_, std::move(container));
     for (std::size_t i = 0; i < chunks.size(); ++i) {
       RankChunk& chunk = chunks[i];
+      if (const auto padding = padding_in(entries_[chunk.entry], chunk.box))
+        map_.add_constant(stored[i], *padding, Constant::Kind::kPadding, 0);
       DcpPlace place = places[i];
       place.file = file_index;
       metadata_.tensors[chunk.entry].chunks.push_back({std::move(chunk.box), place});
@@ -506,7 +508,7 @@ class Cutter {
   /// differently.
   void validate_same_order(const std::string& name, const DcpEntryPlace& place, const DcpEntry& source) const {
     const LogicalTensor& tensor = map_.logical[source.first];
-    const DcpEntry own = dcp_entry({name, tensor.dtype, tensor.shape, {}}, source.first, place, model_);
+    const DcpEntry own = dcp_entry({name, tensor.dtype, tensor.shape, {}}, source.first, place, model_, cut_.tp);
     if (own.shape == source.shape && own.logical.size() == 1 && own.packing == source.packing) return;
     throw Error(ErrorKind::kUnsupported, fmt::format("is tied to a tensor in {}, but would be packed differently in {}",
                                                      printable(source.name), printable(place.name)))

@@ -171,9 +171,10 @@ class EntryReader {
   /// \param for_ranks  whether the scheme is one for ranks.
   EntryReader(const JsonObject& object, const std::vector<std::string>& versions, bool for_ranks)
       : object_(object), versions_(versions), for_ranks_(for_ranks) {
-    std::vector<std::string> keys = {"entry", "parameters", "dims", "sizes", "padded", "families", "when", "changes"};
+    std::vector<std::string> keys = {"entry",    "parameters", "dims",    "sizes",   "padded",
+                                     "families", "when",       "changes", "multiple"};
     if (for_ranks)
-      keys.insert(keys.end(), {"values", "heads", "split", "share", "multiple", "kernel", "copies"});
+      keys.insert(keys.end(), {"values", "heads", "split", "share", "kernel", "copies"});
     else
       keys.emplace_back("first");
     object.validate_keys(keys);
@@ -197,6 +198,7 @@ class EntryReader {
     if (object_.has("padded")) entry_.is_padded = object_.bool_at("padded");
     if (entry_.is_padded && entry_.joined.empty() && !for_ranks_)
       object_.fail("padded", "\"dims\" with an axis marked by \"+\"");
+    if (object_.has("multiple")) read_multiple();
     if (entry_.parameters.size() > 1 && entry_.joined.empty())
       object_.fail("parameters",
                    "one name, or \"dims\" with an axis marked by \"+\", along which they follow each other");
@@ -243,6 +245,15 @@ class EntryReader {
     }
   }
 
+  void read_multiple() {
+    entry_.multiple_of = expression_at(object_, "multiple");
+    if (for_ranks_) return;
+    const std::vector<std::string> keys = entry_.multiple_of.keys();
+    const bool has_others = std::any_of(keys.begin(), keys.end(), [](auto& key) { return key != kRanksKey; });
+    if (!entry_.is_padded || has_others)
+      object_.fail("multiple", fmt::format("numbers and {}, of an entry with \"padded\"", kRanksKey));
+  }
+
   /// How ranks share the entry.
   void read_shares() {
     if (object_.has("heads"))
@@ -252,7 +263,6 @@ class EntryReader {
       object_.fail("heads", "one word for each of \"parameters\"");
     if (object_.has("split")) entry_.split = static_cast<std::uint32_t>(object_.unsigned_at("split"));
     if (object_.has("share")) entry_.share = object_.string_at("share");
-    if (object_.has("multiple")) entry_.multiple_of = expression_at(object_, "multiple");
     if (object_.has("kernel")) entry_.kernel = object_.string_at("kernel");
     if (!object_.has("copies")) return;
     for (const Json& item : object_.array_at("copies")) {  // each has what this entry has, but for the keys it gives

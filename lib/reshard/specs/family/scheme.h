@@ -63,16 +63,18 @@ struct Scheme {
     /// over the model, like Family::Module::when, where `layer` is the number in the parameters' names. Entries with
     /// this or with `first_layer` may share a parameter with others: the first that the model has is written.
     Expression when;
-    std::vector<Change>
-        changes;             // one for each parameter; empty: the values are the parameters'. Of whole tensors: sums
     Expression first_layer;  // layer of the parameters that is layer 0 in the entry's name, over the model; absent: 0
+    /// One for each parameter; empty: the values are the parameters'. In schemes of whole tensors, sums.
+    std::vector<Change> changes;
+    /// Number whose multiple the padded size is: in schemes for ranks over settings of the program, of the dim that ranks
+    /// split; in others of the rows, over kRanksKey. Absent: entries are written without padding.
+    Expression multiple_of;
     // Of schemes for ranks:
     /// Heads that the split dim consists of, for each parameter; or several for one parameter that packs them.
     std::vector<Heads> heads;
     std::optional<std::uint32_t> split;  // dim of the parameter that ranks split, unless it is that of its plan
     std::string share;                   // which of the layout's ways to share parameters; empty: the usual one
-    Expression multiple_of;              // over settings, the value of `multiple`; may be absent
-    std::uint64_t multiple = 1;          // the split dim is padded to a multiple of this
+    std::uint64_t multiple = 1;          // value of `multiple_of`
     std::string kernel;                  // choice of the layout with which the last two dims are swapped; empty: none
     std::vector<Entry> copies;           // further entries with the same parameters
     std::string where;                   // file and line of the entry, for errors
@@ -136,6 +138,9 @@ inline constexpr std::array<std::string_view, 2> kNumberAxes = {"layer", "expert
 /// Numbers of a model that sizes of axes may depend on, by their keys in config.json.
 inline constexpr std::array<std::string_view, 3> kModelNumbers = {"num_attention_heads", "num_key_value_heads",
                                                                   "head_dim"};
+
+/// Number of tensor-parallel ranks, in Scheme::Entry::multiple_of.
+inline constexpr std::string_view kRanksKey = "tp";
 
 /// Returns the entries of `scheme` for a family with these `parameters`, with rules expanded. The first rule for a
 /// parameter takes precedence. `settings` are those of the program (Entry::when); copies follow their entries.
