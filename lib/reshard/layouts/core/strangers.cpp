@@ -37,9 +37,10 @@ constexpr const char* kUnmerged = "a LoRA adapter that is not merged into the we
 
 /// The first row that matches any name is used, so specific rows come before general ones.
 constexpr Stranger kStrangers[] = {
-    {R"(^(target|draft)_model\.)", "fused speculation in NxD Inference: a target and a draft model in one file",
-     "set `config` to the directory of the target, or to that of the draft, with `fused-model` draft", nullptr, nullptr,
-     nullptr, "without config.json, such checkpoints are not supported"},
+    {.pattern = R"(^(target|draft)_model\.)",
+     .system = "fused speculation in NxD Inference: a target and a draft model in one file",
+     .hint = "set `config` to the directory of the target, or to that of the draft, with `fused-model` draft",
+     .problem = "without config.json, such checkpoints are not supported"},
     {R"((^|\.)medusa_heads?[_.])", "Medusa heads", "use the Hugging Face model without them"},
     {R"(\.lora_[AB]\.weight_active$)", "NxD Inference's multi-LoRA serving",
      "use the Hugging Face model and the adapters that the files were converted from"},
@@ -51,16 +52,22 @@ constexpr Stranger kStrangers[] = {
     {R"(\.self_attention\.linear_(qkv|proj|q_|kv_)|^decoder\.layers\.(\d+\.)?mlp\.linear_fc[12]\.)",
      "a checkpoint of Megatron-LM",
      "export the model from Megatron-LM with Hugging Face's names, for instance with Megatron Bridge"},
-    {R"((^|\.)(fc|hidden_norm)\.weight$|(^|\.)midlayer\.)", "a draft model of EAGLE",
-     "to read rank files, set `family` to llama_eagle or llama_eagle3; to write them, shard it with its target for NxD "
-     "Inference: `draft`, with `draft-family` llama_eagle or llama_eagle3 unless `for` is given; its layer must be "
-     "called layers.0, not midlayer",
-     nullptr, R"((^|\.)layers\.[1-9])", R"((^|\.)(layers\.0|midlayer)\.)",
-     "with the family of its config.json, such checkpoints are not supported"},
-    {R"(\.scale$)", "NxD's own quantisation, which stores scales next to the weights as .scale",
-     "set `config` to the model's config.json, or use the model from before it was quantised", ".weight",
-     R"((^|\.)rank_util\.rank$)", nullptr,
-     "without config.json, and in rank files of other programs, such checkpoints are not supported"},
+    {.pattern = R"((^|\.)(fc|hidden_norm)\.weight$|(^|\.)midlayer\.)",
+     .system = "a draft model of EAGLE",
+     .hint =
+         "to read rank files, set `family` to llama_eagle or llama_eagle3; to write them, shard it with its target for "
+         "NxD Inference: `draft`, with `draft-family` llama_eagle or llama_eagle3 unless `for` is given; its layer "
+         "must be "
+         "called layers.0, not midlayer",
+     .never = R"((^|\.)layers\.[1-9])",
+     .needs = R"((^|\.)(layers\.0|midlayer)\.)",
+     .problem = "with the family of its config.json, such checkpoints are not supported"},
+    {.pattern = R"(\.scale$)",
+     .system = "NxD's own quantisation, which stores scales next to the weights as .scale",
+     .hint = "set `config` to the model's config.json, or use the model from before it was quantised",
+     .sibling = ".weight",
+     .never = R"((^|\.)rank_util\.rank$)",
+     .problem = "without config.json, and in rank files of other programs, such checkpoints are not supported"},
 };
 
 /// Patterns of files that one system writes: NAME or FOLDER/NAME.
