@@ -15,6 +15,7 @@
 #include "reshard/base/strings.h"
 #include "reshard/engine/move/block_reader.h"
 #include "reshard/engine/move/block_writer.h"
+#include "reshard/engine/move/memory_plan.h"
 #include "reshard/engine/move/run_state.h"
 #include "reshard/engine/units/lots.h"
 #include "reshard/io/parallel.h"
@@ -230,15 +231,6 @@ class Mover {
   const Transfer* transfer_ = nullptr;    // transfer of the last block
 };
 
-/// Returns the largest number of input bytes that correspond to one leaf of an output tensor.
-std::uint64_t leaf_source_bytes(const ProgramMaps& maps, const Program& program) {
-  std::uint64_t most = 0;
-  for (const Transfer& transfer : program.transfers)
-    if (const LogicalTensor* result = transfer.result(maps))
-      most = std::max<std::uint64_t>(most, kLeafBytes * bits(transfer.tensor(maps).dtype) / bits(result->dtype));
-  return most;
-}
-
 void run_worker(RunState& shared, unsigned number) {
   try {
     Mover(shared, number).run();
@@ -251,56 +243,10 @@ void run_worker(RunState& shared, unsigned number) {
 ShareReport run_blocks(const ProgramMaps& maps, const Program& program, const std::vector<Part>& parts,
                        const std::filesystem::path& target_root, const RunOptions& options, const BlockVisitor& visitor,
                        std::uint64_t visit_block_bytes) {
-  if (options.max_memory_bytes < kMinMemoryBytes)
-    throw Error(ErrorKind::kUsage,
-                "`max-memory` " + format_memory(options.max_memory_bytes) + " is too little to work with")
-        .hint("give at least " + format_memory(kMinMemoryBytes));
-  // Memory takes precedence: if it is scarce, fewer threads work, each on blocks that are still worth a system call.
-  if (options.digests) visit_block_bytes = std::max(kLeafBytes, leaf_source_bytes(maps, program));
-  const std::uint64_t plain_buffers = kPlainBuffers + (maps.against ? 1 : 0);
-  std::uint64_t kept = 0, inputs = 0;  // maxima over the inputs of one transfer
-  std::uint64_t computing = 0;         // maximum for the smallest blocks together with their inputs
-  std::pair<std::uint64_t, const LogicalTensor*> most_of_one{};  // largest sum of both, and its tensor
-  for (const Transfer& transfer : program.transfers) {
-    if (!transfer.source || transfer.source->inputs.empty()) continue;
-    const LogicalTensor& tensor = transfer.tensor(maps);
-    const std::uint64_t kept_here = kept_bytes(*maps.source, *transfer.source);
-    const std::uint64_t here =
-        visit_block_bytes > 0 ? 0 : computing_bytes(*maps.source, *transfer.source, kLeastComputedBytes);
-    kept = std::max(kept, kept_here);
-    computing = std::max(computing, here);
-    if (kept_here + here >= most_of_one.first) most_of_one = {kept_here + here, &tensor};
-    if (const BlockGrid grid(tensor.dtype, tensor.shape, visit_block_bytes); visit_block_bytes > 0 && grid.count() > 0)
-      inputs = std::max(inputs, input_bytes(*maps.source, *transfer.source, grid.block(0)));
-  }
-  const std::uint64_t visited_bytes =
-      (options.digests ? plain_buffers : kPlainBuffers) * visit_block_bytes + inputs + kept;
-  constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
-  if (visit_block_bytes >= kLeafBytes && visited_bytes + kReadAheadBytes > options.max_memory_bytes)
-    throw Error(ErrorKind::kUsage,
-                "`max-memory` " + format_memory(options.max_memory_bytes) + " is too little to hash tensors")
-        .hint(fmt::format("give at least {}{}",
-                          format_memory((visited_bytes + kReadAheadBytes + kMiB - 1) / kMiB * kMiB),
-                          options.digests ? ", or leave out `manifest`" : ""));
-  const std::uint64_t least = kept + std::max(kMinMemoryBytes, kReadAheadBytes + computing);
-  if (least > options.max_memory_bytes)
-    throw Error(ErrorKind::kUsage,
-                "`max-memory` " + format_memory(options.max_memory_bytes) + " is too little for its inputs")
-        .tensor(most_of_one.second->name)
-        .hint("give at least " + format_memory((least + kMiB - 1) / kMiB * kMiB));
-  const std::uint64_t least_per_thread =
-      std::max({kMinMemoryBytes / 2 + kept, kept + kReadAheadBytes + computing, visited_bytes});
-  const unsigned threads = static_cast<unsigned>(std::min<std::uint64_t>(
-      thread_count(options), std::max<std::uint64_t>(1, options.max_memory_bytes / least_per_thread)));
-  const std::uint64_t per_thread = options.max_memory_bytes / threads - kReadAheadBytes - kept;
-  const std::uint64_t most = per_thread / plain_buffers;
-  BlockSizes blocks{std::min(kBlockBytes, most), std::min(kStridedBlockBytes, most), per_thread, per_thread};
-  if (visit_block_bytes)
-    blocks = {visit_block_bytes, visit_block_bytes, UINT64_MAX,
-              visitor ? 0 : per_thread - std::min(per_thread, inputs)};
-  RunState shared(maps, program, parts, target_root, options, visitor, threads, blocks);
+  const MemoryPlan memory = plan_memory(maps, program, options, visit_block_bytes, visitor != nullptr);
+  RunState shared(maps, program, parts, target_root, options, visitor, memory.threads, memory.blocks);
   // If fewer threads are available, one runs several workers in turn; the later ones find their work done.
-  for_each_number(threads, threads, [&](std::size_t i) { run_worker(shared, static_cast<unsigned>(i)); });
+  for_each_number(memory.threads, memory.threads, [&](std::size_t i) { run_worker(shared, static_cast<unsigned>(i)); });
   shared.write_back.clear();
   shared.sinks.clear();  // may report a failure
   if (shared.failure) std::rethrow_exception(shared.failure);
