@@ -87,8 +87,9 @@ PlacedTensor part_of(const DcpEntry& entry, const Box& box) {
   PlacedTensor part{{entry.name, entry.dtype, box.size}, {}};
   part.stored.is_object = entry.is_object;
   if (entry.packing.is_plain()) {
-    if (auto own = intersect(box, whole(entry.unpadded)))
-      part.parts.push_back({entry.logical.front(), *std::move(own), Dims(box.size.size())});
+    if (const auto own = intersect(box, whole(entry.unpadded)); own || entry.unpadded == entry.shape)
+      part.parts.push_back(
+          {entry.logical.front(), own.value_or(box), Dims(box.size.size())});  // or all of an empty one
     return part;
   }
   BoxedRegions boxed = as_boxes(box.size, entry.packing.regions_in(box));
