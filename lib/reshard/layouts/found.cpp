@@ -72,7 +72,12 @@ FoundCheckpoint found_at(Files& files, const fs::path& path, SourceKind kind) {
   if (!files.is_directory(path)) return found;
   found.whole = find_whole(files, path);
   found.adapter_file = peft_file_in(files, path);
-  if (kind != SourceKind::kWhole || !found.whole) found.shards = find_shards(files, path);
+  try {
+    if (kind != SourceKind::kWhole || !found.whole) found.shards = find_shards(files, path);
+  } catch (const Error& error) {
+    if (kind != SourceKind::kAny || !found.is_finished() || error.code()) throw;
+    found.ambiguity = error;
+  }
   found.adapter_shards = adapters_meant(files, found);
   return found;
 }

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "reshard/base/error.h"
 #include "reshard/io/files.h"
 #include "reshard/layouts/core/layout.h"
 #include "reshard/layouts/peft/adapter_folders.h"
@@ -22,12 +23,14 @@ enum class SourceKind : std::uint8_t {
 /// What a path refers to, recognised once, by names of files alone. A file has none of the optional parts.
 struct FoundCheckpoint {
   std::filesystem::path path;
-  SourceKind kind = SourceKind::kAny;    // that was looked for
-  std::optional<FoundLayout> whole{};    // whole tensors in the directory
-  std::optional<FoundLayout> shards{};   // in the directory or in it; not looked for if kWhole finds whole tensors
-  std::filesystem::path adapter_file{};  // weights of an adapter that PEFT saved there; may be empty
+  SourceKind kind = SourceKind::kAny;  // which the caller accepts
+  std::optional<FoundLayout> whole{};  // whole tensors in the directory
+  std::optional<FoundLayout>
+      shards{};  // the directory itself, or a folder in it; not looked for if kWhole finds whole tensors
+  std::filesystem::path adapter_file{};         // weights of an adapter that PEFT saved there; may be empty
   std::vector<AdapterFolder> adapter_shards{};  // the adapters, if the path refers to those rather than to a model
   std::vector<std::string> notes{};             // how it was found, for the user, as whole sentences
+  std::optional<Error> ambiguity{};             // of the shards next to finished weights, which reading throws
 
   /// Whether the directory is itself a checkpoint, and not that of a training run.
   bool is_checkpoint() const;
@@ -42,7 +45,7 @@ struct FoundCheckpoint {
   const Layout* layout(Files& files) const;
 };
 
-/// \throws Error kBadInput as find_shards.
+/// \throws Error kBadInput as find_shards, unless finished weights are next to the shards and may be read.
 FoundCheckpoint found_at(Files& files, const std::filesystem::path& path, SourceKind kind = SourceKind::kAny);
 
 /// Returns the sharded checkpoint that `path` refers to: `path` itself, or a directory in it; std::nullopt if not

@@ -525,6 +525,7 @@ Checkpoint read_any(Files& files, const FoundCheckpoint& found, const ReadContex
 
 Checkpoint read_checkpoint(Files& files, const FoundCheckpoint& found, const ReadContext& context) {
   const auto read_kind = [&] {
+    if (found.ambiguity) throw *found.ambiguity;
     switch (found.kind) {
       case SourceKind::kShards: return read_sharded(files, found, context);
       case SourceKind::kWhole: return read_whole(files, found, context);

@@ -286,6 +286,71 @@ TEST_CASE("Norms that a program stores plus 1 are written so, and read back, wit
   }
 }
 
+TEST_CASE("A tied parameter is not stored twice if a scheme changes the values of one of the two") {
+  const auto family = family_of(description({{{"entry", "emb"},
+                                              {"parameters", "model.embed_tokens.weight"},
+                                              {"dims", "row in -> row in"},
+                                              {"changes", "+ 1"}},
+                                             {{"entry", "head"}, {"parameters", "lm_head.weight"}},
+                                             {{"entry", "**"}, {"parameters", "**"}}}));
+  const TempDir temp;
+  Random random(3);
+  const TinyModel tiny{.tied = true};
+  const TensorMap model = random_tensors(tiny, random, DType::kF32);
+  write_model(temp / "model", tiny, model);
+  const RequestFields to_dcp{.layout = "dcp", .options = {"names=mytrainer"}, .family = family};
+  check_refused([&] { plan_convert(local_storage(), convert_request(temp / "model", temp / "dcp", to_dcp)); },
+                {.kind = ErrorKind::kUnsupported, .says = "would be stored differently in head"});
+  Saved saved;
+  for (const auto& [name, data] : model) saved.add(name == "model.embed_tokens.weight" ? "emb" : name, data);
+  saved.add("head", model.at("model.embed_tokens.weight"));
+  saved.write(temp / "saved");
+  const RequestFields fields{.config = temp / "model", .family = family};
+  check_refused([&] { plan_convert(local_storage(), convert_request(temp / "saved", temp / "out", fields)); },
+                {.kind = ErrorKind::kUnsupported, .says = "changes the values of one of them", .hint = "`drop`"});
+}
+
+TEST_CASE("Layers with other numbers are read without config.json by the numbers of the description, or refused") {
+  const fs::path golden_case = testdata("golden/megatron/deepseek_v3-mtp-pp2");
+  json described = json::parse(read_file(testdata("descriptions/megatron-deepseek_v3.json")));
+  const json config = json::parse(read_file(golden_case / "original/config.json"));
+  const TempDir temp;
+  RequestFields fields{.family = family_of(described)};
+  check_refused(
+      [&] { plan_convert(local_storage(), convert_request(golden_case / "checkpoint", temp / "no", fields)); },
+      {.says = "is missing"});
+  for (const auto& [key, value] : config.items())
+    if (value.is_number() || value.is_boolean()) described["defaults"][key] = value;
+  fields.family = family_of(described);
+  CHECK((converted(golden_case / "checkpoint", temp / "out", fields) == read_model(golden_case / "original")));
+  for (json& entry : described.at("other_names").at(0).at("entries"))
+    if (entry.contains("first")) entry["first"]["layer"] = "18446744073709551615";
+  fields.family = family_of(described);
+  check_refused(
+      [&] { plan_convert(local_storage(), convert_request(golden_case / "checkpoint", temp / "no", fields)); },
+      {.says = "more than any model has"});
+}
+
+TEST_CASE(
+    "A rule for names applies to layers that an entry with a condition leaves, and a sum of few digits is noted") {
+  const auto family = family_of(description(
+      {{{"entry", "late.*"}, {"parameters", "model.layers.*.self_attn.q_proj.weight"}, {"when", "layer >= 1"}},
+       {{"entry", "**.qq"}, {"parameters", "**.q_proj.weight"}, {"when", "layer < 1"}},
+       {{"entry", "norm"}, {"parameters", "model.norm.weight"}, {"dims", "in -> in"}, {"changes", "+ 1"}},
+       {{"entry", "**"}, {"parameters", "**"}}}));
+  const TempDir temp;
+  Random random(4);
+  const TinyModel tiny;
+  write_model(temp / "model", tiny, random_tensors(tiny, random));
+  const RequestFields fields{.layout = "dcp", .options = {"names=mytrainer"}, .family = family};
+  const Request request = convert_request(temp / "model", temp / "dcp", fields);
+  CHECK_THAT(joined_notes(*plan_convert(local_storage(), request)), Says("lose digits"));
+  convert(request);
+  const auto written = dcp::read(temp / "dcp").tensors;
+  CHECK(written.count("late.1") == 1);
+  CHECK(written.count("model.layers.0.self_attn.qq") == 1);
+}
+
 TEST_CASE("Two entries have one parameter only if something tells them apart") {
   const auto entries = [](json more) {
     json norm = {{"entry", "a.*"}, {"parameters", "model.layers.*.input_layernorm.weight"}};
@@ -297,6 +362,10 @@ TEST_CASE("Two entries have one parameter only if something tells them apart") {
   CHECK_NOTHROW(family_of(description(entries({{"when", "layer > 0"}}))));
   CHECK_NOTHROW(family_of(description(entries({{"first", {{"layer", 1}}}}))));
   check_refused([&] { family_of(description(entries({{"first", {{"expert", 1}}}}))); }, {.says = "expert"});
+  check_refused([&] { family_of(description(entries({{"first", {{"layer", "layer"}}}}))); }, {.says = "config.json"});
+  json defining = description(entries({{"when", "late"}}));
+  defining["other_names"][0]["define"] = {{"late", "layer > 0"}};
+  check_refused([&] { family_of(defining); }, {.says = "define"});
   for (const char* entry : {"stacked", "norm"}) {
     json wrong = {{"entry", entry}, {"parameters", "model.norm.weight"}, {"first", {{"layer", 1}}}};
     if (entry == std::string("stacked")) {

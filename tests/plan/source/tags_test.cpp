@@ -286,6 +286,19 @@ TEST_CASE("A path that is a checkpoint, a file or nothing is taken as it is, wha
   CHECK(find_checkpoint(files, temp / "trainer", {}).path == temp / "trainer/checkpoint-10");
 }
 
+TEST_CASE("A finished adapter is one next to two sharded checkpoints, too, which are refused only if they are read") {
+  MemoryFiles files;
+  write_nxd(files, "run/shards");
+  files.write("run/pytorch_model_fsdp_0/.metadata", "");
+  check_refused([&] { find_checkpoint(files, "run", {}); }, {.says = "contains two sharded checkpoints"});
+  files.write("run/adapter_model.safetensors", "");
+  const FoundCheckpoint found = find_checkpoint(files, "run", {});
+  CHECK(found.path == "run");
+  check_refused([&] { read_checkpoint(files, found, {}); }, {.says = "contains two sharded checkpoints"});
+  check_refused([&] { find_checkpoint(files, "run", {}, SourceKind::kShards); },
+                {.says = "contains two sharded checkpoints"});
+}
+
 TEST_CASE("Folders with the names of tags that hold no weights are an error that lists them") {
   MemoryFiles files;
   const fs::path temp = "m";

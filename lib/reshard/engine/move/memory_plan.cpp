@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <utility>
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"

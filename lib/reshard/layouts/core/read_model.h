@@ -35,8 +35,8 @@ LanguageModel trained_language_model(Files& files, Checkpoint& checkpoint, const
 KnownModel known_model(Files& files, Checkpoint& checkpoint, const ReadContext& context, LanguageModel& described);
 
 /// Changes the config of a checkpoint of whole tensors, before its model is read, if the vocabulary in the files is larger:
-/// tokens were added in training, or it was padded. Adds a note. \param names  those of
-/// those of `tensors` to look at.
+/// tokens were added in training, or it was padded. Adds a note.
+/// \param names  Names of the tensors to look at.
 void take_vocabulary(Files& files, Checkpoint& checkpoint, const ReadContext& context,
                      const std::vector<WholeTensor>& tensors, const std::unordered_set<std::string_view>& names);
 

@@ -10,6 +10,8 @@
 #include <unordered_set>
 #include <utility>
 
+#include "reshard/base/error.h"
+#include "reshard/base/strings.h"
 #include "reshard/layouts/contents/opened_files.h"
 #include "reshard/layouts/contents/stored_rows.h"
 #include "reshard/layouts/map/whole_map.h"
@@ -134,6 +136,12 @@ std::vector<TiedParameter> join_tied(Files& files, SourceMap& map, const std::ve
   for (const TiedParameter& one : tied) {
     const auto own = map.find_logical(one.name), source = map.find_logical(one.source);
     if (!own || !source) continue;
+    if (map.logical[*own].computed || map.logical[*source].computed)
+      throw Error(ErrorKind::kUnsupported,
+                  fmt::format("is tied to {}, and the program that wrote the files changes the values of one of them",
+                              printable(one.source)))
+          .tensor(one.name)
+          .hint("leave out one of the two with `drop`");
     if (TieComparison(files, map).are_one(*own, *source))
       map.tie_logical(*own, *source);
     else

@@ -15,7 +15,7 @@ namespace {
 constexpr std::uint32_t kMissing = UINT32_MAX;
 
 /// Enlarges the rows of an entry to the scheme's multiple.
-/// \throws Error kUnsupported if the entry is more than the rows of one tensor.
+/// \throws Error kUnsupported if the entry contains several tensors.
 void pad(DcpEntry& entry, const Scheme::Entry& rule, std::uint32_t tp) {
   if (!entry.packing.is_plain())
     throw Error(ErrorKind::kUnsupported,

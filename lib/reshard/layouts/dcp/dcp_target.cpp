@@ -6,6 +6,7 @@
 #include <cstring>
 #include <map>
 #include <optional>
+#include <set>
 #include <tuple>
 #include <unordered_map>
 #include <unordered_set>
@@ -100,6 +101,8 @@ class Cutter {
   }
 
   /// Whether readers will keep the prefix in the model's names because the family is unknown.
+  /// Names of the sums among the tensors that are rounded, with stars for numbers.
+  const std::set<std::string>& rounded() const { return rounded_; }
   bool keeps_prefix() const { return keeps_prefix_; }
 
  private:
@@ -111,10 +114,11 @@ class Cutter {
   }
 
   /// Returns the tensor that the entry at `place` has instead of the parameter `tensor`.
-  static LogicalTensor changed(const LogicalTensor& tensor, const DcpEntryPlace& place) {
+  LogicalTensor changed(const LogicalTensor& tensor, const DcpEntryPlace& place) {
     if (place.packed.entry == nullptr || place.packed.entry->rule->changes.empty()) return tensor;
     const auto& changes = place.packed.entry->rule->changes;
     const ValueChange& values = changes[place.packed.tensor % changes.size()].values;
+    if (bits(tensor.dtype) < bits(DType::kF32)) rounded_.insert(with_stars(values.name_of(tensor.name)));
     return changed_tensor(tensor, values.name_of(tensor.name), values);
   }
 
@@ -509,8 +513,13 @@ class Cutter {
   void validate_same_order(const std::string& name, const DcpEntryPlace& place, const DcpEntry& source) const {
     const LogicalTensor& tensor = map_.logical[source.first];
     const DcpEntry own = dcp_entry({name, tensor.dtype, tensor.shape, {}}, source.first, place, model_, cut_.tp);
-    if (own.shape == source.shape && own.logical.size() == 1 && own.packing == source.packing) return;
-    throw Error(ErrorKind::kUnsupported, fmt::format("is tied to a tensor in {}, but would be packed differently in {}",
+    const auto is_changed = [](const WrittenNames::Entry* entry) {
+      return entry != nullptr && !entry->rule->changes.empty();
+    };
+    if (own.shape == source.shape && own.logical.size() == 1 && own.packing == source.packing &&
+        !is_changed(own.packed) && !is_changed(source.packed))
+      return;
+    throw Error(ErrorKind::kUnsupported, fmt::format("is tied to a tensor in {}, but would be stored differently in {}",
                                                      printable(source.name), printable(place.name)))
         .tensor(name)
         .hint("keep the model's own names");
@@ -533,6 +542,7 @@ class Cutter {
   bool keeps_prefix_ = false;          // set if readers will keep the prefix
   std::shared_ptr<const Family> builtin_;
   KnownModel known_{nullptr};  // as known to a reader of the checkpoint
+  std::set<std::string> rounded_;
   const Model* model_ = nullptr;
   std::unordered_map<std::string_view, const ModelParameter*> parameters_;
   std::vector<DcpEntry> entries_;
@@ -558,6 +568,10 @@ TargetMap dcp_target_map(std::span<const LogicalTensor> logical, const TrainingS
         fmt::format("the model's family is unknown, so `prefix` {} cannot be distinguished from its names: reading the "
                     "checkpoint will keep it",
                     printable(cut.prefix)));
+  if (notes != nullptr && !cutter.rounded().empty())
+    notes->push_back(
+        "sums are rounded to the dtype of the files, and parameters lose digits that cannot be recovered: " +
+        list_names(std::vector<std::string>(cutter.rounded().begin(), cutter.rounded().end())));
   return map;
 }
 

@@ -6,7 +6,6 @@
 #include <iterator>
 #include <numeric>
 #include <optional>
-#include <set>
 
 #include "reshard/base/error.h"
 #include "reshard/tensor/cast/numeric.h"

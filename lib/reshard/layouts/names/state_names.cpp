@@ -201,7 +201,6 @@ void rename(const KnownModel& model, const std::string& part, StateNames& found)
     const auto known = entries.find(with_stars(name));
     if (known == entries.end()) continue;
     const Expression& first = known->second->first_layer;
-    if (first && model.config == nullptr) continue;
     PackedNames packed(*known->second, numbers_in(name), first ? number_in(family, model.config, first) : 0);
     for (std::string& parameter : packed.parameters) parameter.insert(0, part);
     found.names[i] = packed.parameters.empty() ? std::string() : packed.parameters.front();

@@ -54,22 +54,27 @@ Checkpoint read_peft_adapter(Files& files, const std::string& name, const fs::pa
       .in(directory);
 }
 
-/// Returns the name and directory of each adapter in `directory`: its own, named `own_name`, and those in its folders
+/// Returns the name and directory of each adapter in `directory`: its own, named `usual`, and those in its folders
 /// without shards. Earlier steps of a training run are left out with a note, unless there are only steps.
 std::vector<std::pair<std::string, fs::path>> peft_directories(Files& files, const fs::path& directory,
-                                                               const std::string& own_name,
+                                                               const std::string& usual,
                                                                std::vector<std::string>& notes) {
   std::vector<std::pair<std::string, fs::path>> found, steps;
-  if (is_peft_directory(files, directory)) found.emplace_back(own_name, directory);
-  bool has_shards = directory.filename() == kAdapterShardsFolder;
-  if (files.is_directory(directory))
+  if (is_peft_directory(files, directory)) found.emplace_back(usual, directory);
+  bool has_shards = false;
+  if (files.is_directory(directory)) {
+    has_shards = own_name(files, directory) == kAdapterShardsFolder;
     for (const DirectoryEntry& entry : files.list(directory)) {
+      if (entry.name.starts_with('.') || entry.kind != FileKind::kDirectory) continue;
       const fs::path folder = directory / entry.name;
-      const bool is_sharded = files.is_directory(folder / kAdapterShardsFolder);
+      const bool is_adapter = is_peft_directory(files, folder);
+      const bool is_sharded = (is_adapter || entry.name.starts_with(kAdapterFolderPrefix)) &&
+                              files.is_directory(folder / kAdapterShardsFolder);
       has_shards = has_shards || is_sharded || entry.name == kAdapterShardsFolder;
-      if (!entry.name.starts_with(".") && is_peft_directory(files, folder) && !is_sharded)
+      if (is_adapter && !is_sharded)
         (entry.name.starts_with(kStepPrefix) ? steps : found).emplace_back(entry.name, folder);
     }
+  }
   if (found.empty()) found.swap(steps);
   std::vector<std::string> names;
   for (const auto& [name, path] : steps) names.push_back(name);

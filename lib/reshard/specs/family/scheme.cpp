@@ -302,6 +302,8 @@ class EntryReader {
       object_.fail("first",
                    fmt::format("parameters whose first number is the {}, which the entry's name has, too", layer));
     entry_.first_layer = expression_at(first, layer);
+    const std::vector<std::string> keys = entry_.first_layer.keys();
+    if (std::find(keys.begin(), keys.end(), layer) != keys.end()) first.fail(layer, "keys of config.json");
   }
 
   /// "(head half pair) in -> (head pair half) in"
@@ -464,7 +466,8 @@ Scheme scheme_for(const Scheme& scheme, const std::string& model_type,
   std::map<std::string, const Scheme::Entry*, std::less<>> by_name, by_parameter;
   std::set<std::string, std::less<>> taken;  // parameters of own.entries
   const auto take = [&](Scheme::Entry entry) {
-    taken.insert(entry.parameters.begin(), entry.parameters.end());
+    const bool is_for_all = scheme.is_of_ranks || (!entry.when && !entry.first_layer);  // and not for some layers
+    if (is_for_all) taken.insert(entry.parameters.begin(), entry.parameters.end());
     own.entries.push_back(std::move(entry));
   };
   const Expression::Lookup defined = [&](const std::string& key) {
@@ -542,6 +545,7 @@ Scheme parse_scheme(const JsonObject& object) {
     scheme.before_state = words;
   }
   scheme.entries = read_entries(object, "entries", scheme.versions, scheme.is_of_ranks);
+  if (object.has("define") && !scheme.is_of_ranks) object.fail("define", "no such key: \"when\" has the family's own");
   if (object.has("define")) {
     const JsonObject definitions = object.object_at("define");
     for (const auto& item : definitions.items())

@@ -61,13 +61,13 @@ struct Scheme {
     std::vector<Constant> constants;    // constants that follow each entry of these names
     /// Condition for the entry to exist; absent: always. In schemes for ranks over settings of the program, in others
     /// over the model, like Family::Module::when, where `layer` is the number in the parameters' names. Entries with
-    /// this or with `first_layer` may share a parameter with others: the first that the model has is written.
+    /// this or with `first_layer` may share a parameter with others: the first whose condition holds is written.
     Expression when;
     Expression first_layer;  // layer of the parameters that is layer 0 in the entry's name, over the model; absent: 0
     /// One for each parameter; empty: the values are the parameters'. In schemes of whole tensors, sums.
     std::vector<Change> changes;
-    /// Number whose multiple the padded size is: in schemes for ranks over settings of the program, of the dim that ranks
-    /// split; in others of the rows, over kRanksKey. Absent: entries are written without padding.
+    /// The padded size is a multiple of this number. In schemes for ranks, it is over settings of the program, and the dim
+    /// that ranks split is padded; in others over kRanksKey, and the rows are. Absent: entries are written without padding.
     Expression multiple_of;
     // Of schemes for ranks:
     /// Heads that the split dim consists of, for each parameter; or several for one parameter that packs them.

@@ -507,16 +507,29 @@ bool is_transposed(const ModelParameter& weight) {
   return weight.shape.size() == 2 && weight.split_dim && weight.split_dim != split_dim_of(weight.plan, 2);
 }
 
+namespace {
+
+/// \param json  null if there is no config.json.
+ModelConfig config_with(std::shared_ptr<const Json> json) {
+  if (json == nullptr) return {{}, std::make_shared<const Json>(Json::object()), {}};
+  return {kConfigFile, std::move(json), {}};
+}
+
+}  // namespace
+
 bool holds_in(const Model& model, const Expression& condition, const std::optional<std::uint64_t>& layer) {
-  const ModelConfig config{{}, model.config, {}};
+  const ModelConfig config = config_with(model.config);
   ConfigValues values(*model.family, config);
   values.set_layer(layer);
   return values.holds(condition);
 }
 
 std::uint64_t number_in(const Family& family, std::shared_ptr<const Json> config, const Expression& number) {
-  const ModelConfig content{{}, std::move(config), {}};
-  return ConfigValues(family, content).number(number);
+  const ModelConfig content = config_with(std::move(config));
+  const ConfigValues values(family, content);
+  const std::uint64_t value = values.number(number);
+  if (value > UINT32_MAX) values.fail(fmt::format("{} is {}, more than any model has", number.text(), value));
+  return value;
 }
 
 Model instantiate(std::shared_ptr<const Family> the_family, const ModelConfig& config, const HoldsName& holds,

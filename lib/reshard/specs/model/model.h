@@ -105,9 +105,9 @@ std::optional<std::string> module_in(std::string_view pattern, const std::option
 std::vector<std::pair<std::string, std::string>> defaults_in_shape(const Model& model, const ModelParameter& parameter);
 
 /// Whether a condition over config.json, with the defaults and definitions of the model's family, holds for a layer.
-/// \throws Error kBadInput, naming config.json and the key, if a value is missing or invalid.
+/// \throws Error kBadInput, naming the key, if a value is missing or invalid.
 bool holds_in(const Model& model, const Expression& condition, const std::optional<std::uint64_t>& layer);
-/// Returns the value of a whole number over the content of a config.json, likewise.
+/// Returns the value of a whole number over the content of a config.json, likewise. `config` is null without one.
 /// \throws like holds_in.
 std::uint64_t number_in(const Family& family, std::shared_ptr<const Json> config, const Expression& number);
 
