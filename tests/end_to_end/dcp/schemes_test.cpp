@@ -560,7 +560,7 @@ TEST_CASE("What a program cannot pack of a model is refused with the entry and i
           {.kind = ErrorKind::kBadInput, .says = "expected \"(a b) in\" with a = 5 (mine.json: line 1)"});
   refused(
       {{{"entry", "head"}, {"parameters", "lm_head.weight"}, {"dims", "(a b) in -> (b a) in"}, {"sizes", {{"a", 2}}}}},
-      {.kind = ErrorKind::kUnsupported, .tensor = "lm_head.weight", .says = "would be packed differently"});
+      {.kind = ErrorKind::kUnsupported, .tensor = "lm_head.weight", .says = "would be stored differently"});
   refused({{{"entry", "layers.*.biased"},
             {"parameters", {"model.layers.*.self_attn.q_proj.bias", "model.layers.*.self_attn.q_proj.weight"}},
             {"dims", "row in -> +row in"}}},
