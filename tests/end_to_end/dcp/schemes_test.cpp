@@ -307,7 +307,10 @@ TEST_CASE("A tied parameter is not stored twice if a scheme changes the values o
   saved.write(temp / "saved");
   const RequestFields fields{.config = temp / "model", .family = family};
   check_refused([&] { plan_convert(local_storage(), convert_request(temp / "saved", temp / "out", fields)); },
-                {.kind = ErrorKind::kUnsupported, .says = "changes the values of one of them", .hint = "`drop`"});
+                {.kind = ErrorKind::kUnsupported,
+                 .path = temp / "saved/__0_0.distcp",
+                 .says = "changes the values of one of them",
+                 .hint = "`drop`"});
 }
 
 TEST_CASE("Layers with other numbers are read without config.json by the numbers of the description, or refused") {

@@ -140,6 +140,7 @@ std::vector<TiedParameter> join_tied(Files& files, SourceMap& map, const std::ve
       throw Error(ErrorKind::kUnsupported,
                   fmt::format("is tied to {}, and the program that wrote the files changes the values of one of them",
                               printable(one.source)))
+          .in(map.files.front().path)
           .tensor(one.name)
           .hint("leave out one of the two with `drop`");
     if (TieComparison(files, map).are_one(*own, *source))
