@@ -368,8 +368,7 @@ bool is_own_output(const VerifyArguments& arguments) {
 /// Whether the output was PEFT's directories of several adapters, one in another.
 bool has_several_adapters(const Manifest& manifest) {
   return std::count_if(manifest.files.begin(), manifest.files.end(), [](const Manifest::File& file) {
-           const std::string name = fs::path(file.path).filename().string();
-           return name == kAdapterSafetensorsFile || name == kAdapterPytorchFile;
+           return is_peft_weights_name(fs::path(file.path).filename().string());
          }) > 1;
 }
 

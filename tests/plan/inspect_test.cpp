@@ -4,6 +4,7 @@
 #include "support/layouts.h"
 #include "support/local_files.h"
 #include "support/refusals.h"
+#include "support/torch_files.h"
 
 namespace reshard::test {
 namespace {
@@ -139,6 +140,11 @@ TEST_CASE("A directory of PEFT is inspected with all of its adapters, and shards
   REQUIRE(both.adapters.size() == 2);
   CHECK(both.adapters[1].prefix == "test/");
   CHECK(both.map.logical.size() == 112);
+  for (const char* folder : {"a", "b"}) {
+    write_file(temp / folder / "adapter_config.json", "{}");
+    write_torch(temp / folder / "adapter_model.bin", {{"base_model.model.q.lora_A.weight", {DType::kU8, {1, 1}, "x"}}});
+  }
+  CHECK(read_checkpoint(temp.path(), {ConfigUse::kLenient}).format == Format::kPytorch);
   const Checkpoint adapter = read_checkpoint(golden / "original/test", {ConfigUse::kLenient});
   CHECK(adapter.path == golden / "original/test/adapter_model.safetensors");
   CHECK(adapter.map.logical.size() == 56);

@@ -443,6 +443,19 @@ TEST_CASE("Directories that hold no adapter, no model or two adapters of one nam
   refused(c.request(), ErrorKind::kUnsupported, "only LORA is supported");
 }
 
+TEST_CASE("A folder adapter_shards without shards is ignored") {
+  Case c;
+  c.adapt("mlp.down_proj", 4, 4);
+  Request request = c.request();
+  request.adapters = {c.temp / "run"};
+  fs::create_directories(c.temp / "run/adapter_shards");
+  check_refused([&] { plan_shard(request); }, {.kind = ErrorKind::kBadInput, .says = "contains no adapter"});
+  fs::rename(c.temp / "peft", c.temp / "run/mine");
+  fs::create_directories(c.temp / "run/mine/adapter_shards");
+  shard(request);
+  CHECK(fs::exists(c.temp / "out/adapter_mine/adapter_shards/done"));
+}
+
 TEST_CASE("Further adapters are called as their folders are, and config.json itself may be given") {
   Case c;
   c.adapt("mlp.down_proj", 4, 4);

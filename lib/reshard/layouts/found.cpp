@@ -5,15 +5,18 @@
 #include <algorithm>
 
 #include "reshard/base/error.h"
+#include "reshard/base/strings.h"
 #include "reshard/formats/common/open_weights.h"
 #include "reshard/layouts/layout_table.h"
-#include "reshard/layouts/peft/sharded_adapter.h"
 #include "reshard/layouts/ranks/rank_format.h"
+#include "reshard/specs/peft/adapter.h"
 
 namespace reshard {
 namespace {
 
 namespace fs = std::filesystem;
+
+constexpr std::string_view kStepPrefix = "checkpoint-";  // of folders with earlier steps, not further adapters
 
 /// Returns the checkpoints that `path` may refer to, in layouts for which `wanted` is true. If several layouts match
 /// one folder, returns the first match that is not empty.
@@ -45,6 +48,45 @@ std::vector<AdapterFolder> adapters_meant(Files& files, const FoundCheckpoint& f
       });
   if (is_model) adapters.clear();
   return adapters;
+}
+
+bool is_adapter_shards(Files& files, const fs::path& folder) {
+  return adapter_layout().ranks()->looks_like(files, folder);
+}
+
+/// \throws Error kBadInput if the directory contains an adapter's weights, but not its config.
+bool is_peft_directory(Files& files, const fs::path& directory) {
+  if (!files.is_directory(directory)) return false;
+  if (files.exists(directory / kAdapterConfigFile)) return true;
+  if (const fs::path weights = peft_file_in(files, directory); !weights.empty())
+    throw Error(ErrorKind::kBadInput,
+                fmt::format("contains {}, but no {}", weights.filename().string(), kAdapterConfigFile))
+        .in(directory)
+        .hint("copy the adapter's config here, or give the directories of the other adapters one by one");
+  return false;
+}
+
+/// Returns the adapters in `directory`: its own, named `usual`, and those in its folders without shards. Earlier steps of
+/// a training run are left out with a note, unless there are only steps.
+std::vector<PeftDirectory> peft_directories(Files& files, const fs::path& directory, const std::string& usual,
+                                            std::vector<std::string>& notes) {
+  std::vector<PeftDirectory> found;
+  if (is_peft_directory(files, directory)) found.push_back({usual, directory});
+  PeftFolders folders = files.is_directory(directory) ? peft_folders_in(files, directory) : PeftFolders();
+  if (found.empty() && folders.adapters.empty()) folders.adapters.swap(folders.steps);
+  for (const std::string& name : folders.adapters) found.push_back({name, directory / name});
+  if (!folders.steps.empty()) notes.push_back(note_on_steps(folders.steps));
+  if (found.empty() && (folders.has_shards || !find_adapter_folders(files, directory).empty()))
+    throw Error(ErrorKind::kUsage, "contains sharded adapters, and not those that PEFT saved")
+        .in(directory)
+        .hint("to split them over other ranks, use convert and set `config` to the base model's config.json");
+  if (found.empty())
+    throw Error(ErrorKind::kBadInput, files.exists(directory)
+                                          ? "contains no adapter: neither adapter_config.json nor folders with one"
+                                          : "no such directory")
+        .in(directory)
+        .hint("give a directory in which PEFT saved an adapter");
+  return found;
 }
 
 }  // namespace
@@ -107,7 +149,7 @@ std::vector<AdapterFolder> find_adapter_folders(Files& files, const fs::path& pa
   const Layout& layout = adapter_layout();
   std::vector<AdapterFolder> found;
   const auto add = [&](const fs::path& parent, const fs::path& shards) {
-    if (!layout.ranks()->looks_like(files, shards)) return;
+    if (!is_adapter_shards(files, shards)) return;
     std::string name = directory_above(files, shards).filename().string();
     const bool named = name.starts_with(kAdapterFolderPrefix);
     found.push_back({named ? name.substr(kAdapterFolderPrefix.size()) : "", {&layout, shards, parent}});
@@ -135,18 +177,50 @@ std::vector<AdapterFolder> find_adapter_folders(Files& files, const fs::path& pa
 }
 
 fs::path peft_file_in(Files& files, const fs::path& directory) {
-  for (const char* name : {kAdapterSafetensorsFile, kAdapterPytorchFile})
-    if (files.exists(directory / name)) return directory / name;
+  for (const FormatRow& weights : kPeftWeights)
+    if (files.exists(directory / weights.name)) return directory / weights.name;
   return {};
 }
 
 PeftFolders peft_folders_in(Files& files, const fs::path& directory) {
   PeftFolders folders;
-  for (const DirectoryEntry& entry : files.list(directory))
-    if (entry.kind == FileKind::kDirectory && !entry.name.starts_with('.') &&
-        !peft_file_in(files, directory / entry.name).empty())
-      (entry.name.starts_with(kStepPrefix) ? folders.steps : folders.adapters).push_back(entry.name);
+  for (const DirectoryEntry& entry : files.list(directory)) {
+    const fs::path folder = directory / entry.name;
+    const bool is_step = entry.name.starts_with(kStepPrefix);  // which may be incomplete
+    if (entry.kind != FileKind::kDirectory || entry.name.starts_with('.')) continue;
+    if (is_step ? peft_file_in(files, folder).empty() : !is_peft_directory(files, folder)) continue;
+    if (is_adapter_shards(files, folder / kAdapterShardsFolder))
+      folders.has_shards = true;
+    else
+      (is_step ? folders.steps : folders.adapters).push_back(entry.name);
+  }
   return folders;
+}
+
+std::string note_on_steps(const std::vector<std::string>& folders) {
+  return "left out the adapters of earlier steps: " + list_names(folders, SIZE_MAX);
+}
+
+std::vector<PeftDirectory> find_peft_adapters(Files& files, const std::vector<fs::path>& directories,
+                                              std::vector<std::string>& notes) {
+  std::vector<PeftDirectory> all;
+  for (const fs::path& directory : directories) {
+    const std::string usual = all.empty() ? kDefaultAdapter : files.resolve(directory).filename().string();
+    for (PeftDirectory& found : peft_directories(files, directory, usual, notes)) {
+      const auto same =
+          std::find_if(all.begin(), all.end(), [&](const PeftDirectory& other) { return other.name == found.name; });
+      if (same != all.end())
+        throw Error(ErrorKind::kUsage, fmt::format("is the second adapter called \"{}\", after {}",
+                                                   printable(found.name), same->path.string()))
+            .in(found.path)
+            .hint("rename its directory");
+      if (has_control(found.name))
+        throw Error(ErrorKind::kBadInput, "contains a control character, which the name of an adapter must not")
+            .in(found.path);
+      all.push_back(std::move(found));
+    }
+  }
+  return all;
 }
 
 }  // namespace reshard

@@ -65,8 +65,23 @@ std::filesystem::path peft_file_in(Files& files, const std::filesystem::path& di
 struct PeftFolders {
   std::vector<std::string> adapters;  // in which PEFT saves all but the first
   std::vector<std::string> steps;     // that a training run saved
+  bool has_shards = false;            // folders with shards are left out
 };
 
+/// \throws Error kBadInput if a folder contains an adapter's weights, but not its config.
 PeftFolders peft_folders_in(Files& files, const std::filesystem::path& directory);
+std::string note_on_steps(const std::vector<std::string>& folders);
+
+/// An adapter that PEFT saved.
+struct PeftDirectory {
+  std::string name;
+  std::filesystem::path path;
+};
+
+/// Returns the adapters that PEFT saved in `directories`. The first directory's own adapter is named "default", the
+/// others are named after their directories, and adapters in folders after these folders. Adds to `notes`.
+/// \throws Error kBadInput for a directory without an adapter; kUsage for two adapters of the same name.
+std::vector<PeftDirectory> find_peft_adapters(Files& files, const std::vector<std::filesystem::path>& directories,
+                                              std::vector<std::string>& notes);
 
 }  // namespace reshard

@@ -106,10 +106,9 @@ std::string hint_for_files(Files& files, const fs::path& directory, const fs::pa
   std::vector<std::string> names = possible_weights_files(files, directory / folder);
   std::erase_if(names, [&](const std::string& name) { return has_rank_name(files, directory / folder / name); });
   if (names.empty()) return {};
-  for (const char* adapter : {kAdapterSafetensorsFile, kAdapterPytorchFile})
-    if (std::count(names.begin(), names.end(), adapter) > 0)
-      return fmt::format("{} in it is a finished adapter: use it as it is, or with convert",
-                         printable((folder / adapter).string()));
+  if (const fs::path adapter = peft_file_in(files, directory / folder); !adapter.empty())
+    return fmt::format("{} in it is a finished adapter: use it as it is, or with convert",
+                       printable((folder / adapter.filename()).string()));
   const Pattern of_step(R"(\.ckpt$|^(ep|epoch|step|iter|checkpoint|ckpt|latest)[-_=]?(rank)?\d)");
   const bool are_steps = std::all_of(names.begin(), names.end(), [&](auto& name) { return of_step.found_in(name); });
   if (names.size() > 1 && !are_steps) return {};  // they may be parts of one model
@@ -134,7 +133,7 @@ std::string hint_for_contents(Files& files, const fs::path& directory) {
   if (!folders.empty())
     return fmt::format("folders in it contain checkpoints, give one of them: {}", list_names(folders));
   const auto weights = only_weights_file(files, directory);
-  if (weights && (*weights == kAdapterSafetensorsFile || *weights == kAdapterPytorchFile))
+  if (weights && is_peft_weights_name(*weights))
     return "it contains a LoRA adapter, which convert reads: to shard it, give the directory of its model, and this "
            "one as `adapter`";
   if (std::string hint = hint_for_files(files, directory, {}); !hint.empty()) return hint;
@@ -266,13 +265,24 @@ void note_idle_options(Checkpoint& checkpoint, const OptionValues& values) {
   }
 }
 
+/// Reads the adapter that PEFT saved in `directory`.
+Checkpoint read_peft_adapter(Files& files, const PeftDirectory& adapter, const ReadContext& context) {
+  const fs::path weights = peft_file_in(files, adapter.path);
+  if (weights.empty())
+    throw Error(ErrorKind::kBadInput, fmt::format("contains an adapter_config.json, but neither {} nor {}",
+                                                  kPeftWeights[0].name, kPeftWeights[1].name))
+        .in(adapter.path);
+  Checkpoint checkpoint = read_any_file(files, weights, context);
+  describe_peft_adapter(checkpoint, adapter.name, adapter.path);
+  return checkpoint;
+}
+
 /// Reads the adapters that PEFT saved in a directory: its own, and those in its folders.
 Checkpoint read_peft_directory(Files& files, const FoundCheckpoint& found, const PeftFolders& folders,
                                const ReadContext& context) {
   const bool alone = folders.adapters.empty();
-  Checkpoint checkpoint =
-      alone ? read_any_file(files, found.adapter_file, context) : read_peft_adapters(files, {found.path});
-  if (alone) describe_peft_adapter(checkpoint, kDefaultAdapter, found.path);
+  Checkpoint checkpoint = alone ? read_peft_adapter(files, {kDefaultAdapter, found.path}, context)
+                                : read_peft_adapters(files, {found.path});
   if (!alone && !context.config.path.empty() && !context.config.where_missing)
     find_config(files, checkpoint, context.config);  // the base model's, to shard them
   if (alone && !folders.steps.empty()) checkpoint.notes.push_back(note_on_steps(folders.steps));
@@ -386,7 +396,7 @@ std::string shards_folders() {
 
 /// Whether a file has the name of a rank file or of an adapter.
 bool is_part_name(const fs::path& name) {
-  if (name == kAdapterSafetensorsFile || name == kAdapterPytorchFile) return true;
+  if (is_peft_weights_name(name.string())) return true;
   return std::any_of(layouts().begin(), layouts().end(), [&](const Layout* layout) {
     return layout->ranks() != nullptr && layout->ranks()->numbers(name.string());
   });
@@ -542,6 +552,21 @@ Checkpoint read_checkpoint(Files& files, const FoundCheckpoint& found, const Rea
 
 Checkpoint read_checkpoint(Files& files, const fs::path& path, const ReadContext& context) {
   return read_checkpoint(files, found_at(files, path), context);
+}
+
+Checkpoint read_peft_adapters(Files& files, const std::vector<fs::path>& directories) {
+  std::vector<Checkpoint> adapters;
+  std::vector<std::string> notes;
+  for (const PeftDirectory& adapter : find_peft_adapters(files, directories, notes)) {
+    adapters.push_back(read_peft_adapter(files, adapter, {.use = ConfigUse::kLenient}));
+    if (adapters.back().map.logical.empty())
+      throw Error(ErrorKind::kBadInput, "contains no tensors")
+          .in(adapters.back().path)
+          .hint("save the adapter again, or fetch the file again");
+  }
+  Checkpoint joint = join_adapters(directories.front(), std::move(adapters));
+  joint.notes.insert(joint.notes.begin(), notes.begin(), notes.end());
+  return joint;
 }
 
 }  // namespace reshard

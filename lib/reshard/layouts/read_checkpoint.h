@@ -1,6 +1,7 @@
 #pragma once
 
 #include <filesystem>
+#include <vector>
 
 #include "reshard/io/files.h"
 #include "reshard/layouts/core/checkpoint.h"
@@ -16,5 +17,8 @@ namespace reshard {
 Checkpoint read_checkpoint(Files& files, const FoundCheckpoint& found, const ReadContext& context);
 /// The same for whatever is at `path`, which must not be the directory of a training run (find_checkpoint).
 Checkpoint read_checkpoint(Files& files, const std::filesystem::path& path, const ReadContext& context);
+/// Reads the headers of the adapters that PEFT saved in `directories`, see find_peft_adapters.
+/// \throws Error as find_peft_adapters; kBadInput, kUnsupported or kIo.
+Checkpoint read_peft_adapters(Files& files, const std::vector<std::filesystem::path>& directories);
 
 }  // namespace reshard

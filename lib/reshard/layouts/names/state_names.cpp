@@ -455,8 +455,7 @@ std::string take_out_container(std::vector<std::string>& names, const Family& fa
 
 /// Whether PEFT saved the file, whose names all begin with words that trainers put before a model's.
 bool is_of_peft(const Container* file) {
-  const std::string name = file->path.filename().string();
-  return name == kAdapterSafetensorsFile || name == kAdapterPytorchFile;
+  return is_peft_weights_name(file->path.filename().string());
 }
 
 bool is_extra_state(const TensorEntry& tensor) {

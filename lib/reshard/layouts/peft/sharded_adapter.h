@@ -22,15 +22,6 @@ Checkpoint read_sharded_adapter(Files& files, const AdapterFolder& folder, const
 /// Adds the description of the adapter in `directory` to `checkpoint`, which was read from PEFT's single file.
 void describe_peft_adapter(Checkpoint& checkpoint, const std::string& name, const std::filesystem::path& directory);
 
-/// Folders with this prefix contain earlier steps of a training run, not further adapters.
-inline constexpr std::string_view kStepPrefix = "checkpoint-";
-std::string note_on_steps(const std::vector<std::string>& folders);
-
-/// Reads the headers of the adapters that PEFT saved in `directories`. The first directory's own adapter is named
-/// "default", the others are named after their directories, and adapters in folders after these folders.
-/// \throws Error kBadInput for a directory without an adapter; kUsage for two adapters of the same name.
-Checkpoint read_peft_adapters(Files& files, const std::vector<std::filesystem::path>& directories);
-
 /// Joins checkpoints of one adapter each, at least one. Tensor names get the prefix of their adapter; only the default
 /// adapter has none.
 Checkpoint join_adapters(const std::filesystem::path& path, std::vector<Checkpoint> checkpoints);

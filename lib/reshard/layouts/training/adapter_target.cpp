@@ -242,8 +242,9 @@ TargetPlan plan_peft_directories(const TargetRequest& request, const TargetConte
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     validate_pairs(context.adapters[i], tensors[i]);
     const std::string& prefix = context.adapters[i].prefix;
-    TargetContainer container{
-        format, fs::path(prefix) / (format == Format::kPytorch ? kAdapterPytorchFile : kAdapterSafetensorsFile)};
+    const auto weights = std::find_if(std::begin(kPeftWeights), std::end(kPeftWeights),
+                                      [&](const FormatRow& row) { return row.format == format; });
+    TargetContainer container{format, fs::path(prefix) / weights->name};
     for (const LogicalTensor& tensor : tensors[i]) {
       const auto& [name, dtype, shape] = std::tie(tensor.name, tensor.dtype, tensor.shape);
       const std::uint32_t index = plan.map.add_logical({prefix + name, dtype, shape, {}, tensor.role}, {});
@@ -497,15 +498,16 @@ TargetPlan plan_adapter_ranks(const Layout& layout, const Trainer& trainer, cons
 
 void validate_beside_adapters(Files& files, const TargetPlan& plan, const fs::path& output_directory) {
   for (const TargetFile& file : plan.map.files) {
-    const fs::path name = file.path.filename();
-    if (name != kAdapterSafetensorsFile && name != kAdapterPytorchFile) continue;
-    const fs::path other = output_directory / file.path.parent_path() /
-                           (name == kAdapterPytorchFile ? kAdapterSafetensorsFile : kAdapterPytorchFile);
-    if (files.exists(other))
-      throw Error(ErrorKind::kBadInput,
-                  "belongs to another adapter, would not be replaced, and could be loaded instead of the new file")
-          .in(other)
-          .hint("move it away or choose another output directory");
+    const std::string name = file.path.filename().string();
+    if (!is_peft_weights_name(name)) continue;
+    for (const FormatRow& weights : kPeftWeights) {
+      const fs::path other = output_directory / file.path.parent_path() / weights.name;
+      if (weights.name != name && files.exists(other))
+        throw Error(ErrorKind::kBadInput,
+                    "belongs to another adapter, would not be replaced, and could be loaded instead of the new file")
+            .in(other)
+            .hint("move it away or choose another output directory");
+    }
   }
 }
 

@@ -7,9 +7,6 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
-#include "reshard/layouts/core/layout.h"
-#include "reshard/layouts/found.h"
-#include "reshard/layouts/peft/adapter_folders.h"
 
 namespace reshard {
 namespace {
@@ -50,8 +47,7 @@ void find_models(Files& files, const fs::path& step, const fs::path& relative, i
 }  // namespace
 
 bool holds_hugging_face(Files& files, const fs::path& directory) {
-  return find_whole(files, directory) || files.exists(directory / kAdapterSafetensorsFile) ||
-         files.exists(directory / kAdapterPytorchFile);
+  return find_whole(files, directory) || !peft_file_in(files, directory).empty();
 }
 
 std::vector<StepModel> models_in_step(Files& files, const fs::path& step) {

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "reshard/io/files.h"
-#include "reshard/plan/job/request.h"
+#include "reshard/layouts/found.h"
 
 namespace reshard {
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 
 #include "reshard/base/error.h"
 #include "reshard/base/json.h"
@@ -77,6 +78,11 @@ bool plain_matches(std::string_view key, std::string_view module) {
 }
 
 }  // namespace
+
+bool is_peft_weights_name(std::string_view name) {
+  return std::any_of(std::begin(kPeftWeights), std::end(kPeftWeights),
+                     [&](const FormatRow& weights) { return weights.name == name; });
+}
 
 bool is_plain_pattern(std::string_view key) {
   return key.find_first_of(kPatternOperators) == std::string_view::npos;

@@ -7,15 +7,17 @@
 #include <utility>
 #include <vector>
 
+#include "reshard/formats/common/format.h"
 #include "reshard/io/files.h"
 #include "reshard/specs/parallel/transformation_specs.h"
 
 namespace reshard {
 
 inline constexpr const char* kAdapterConfigFile = "adapter_config.json";
-/// File names of an adapter as PEFT saves it, next to adapter_config.json.
-inline constexpr const char* kAdapterSafetensorsFile = "adapter_model.safetensors";
-inline constexpr const char* kAdapterPytorchFile = "adapter_model.bin";
+/// Weights of an adapter as PEFT saves them, next to adapter_config.json. PEFT loads the first that exist.
+inline constexpr FormatRow kPeftWeights[] = {{Format::kSafetensors, "adapter_model.safetensors"},
+                                             {Format::kPytorch, "adapter_model.bin"}};
+bool is_peft_weights_name(std::string_view name);
 /// Next to a sharded adapter: its adapter_config.json before entries for fused linears were added.
 inline constexpr const char* kUnfusedConfigFile = "adapter_config.unfused.json";
 
