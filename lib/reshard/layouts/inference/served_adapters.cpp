@@ -103,10 +103,9 @@ using Matrices = std::vector<const LogicalTensor*>;
 
 /// Returns NxD Inference's scale of an adapter: 1 without lora_alpha, for which PEFT has 8, or if it is 0.
 double scale_of(const AdapterConfig& config) {
-  const bool has_alpha = parse_json(config.text, config.path, JsonDialect::kPython).contains("lora_alpha");
-  if (!has_alpha || config.lora_alpha == 0) return 1;
+  if (config.lora_alpha.value_or(0) == 0) return 1;
   const double rank = static_cast<double>(config.r);
-  return config.lora_alpha / (config.use_rslora ? std::sqrt(rank) : rank);
+  return *config.lora_alpha / (config.use_rslora ? std::sqrt(rank) : rank);
 }
 
 /// The adapter in each slot; std::nullopt for an empty slot.

@@ -85,14 +85,14 @@ std::string name_in_metadata(Files& files, const AdapterFolder& adapter, Adapter
       .hint("rename the folder to adapter_NAME, as it was saved");
 }
 
-/// Returns how the linears of an adapter were fused when its current adapter_config.json was created from `unfused`;
+/// Returns how the linears of an adapter were fused when its `current` adapter_config.json was created from `unfused`;
 /// std::nullopt if it was not.
-std::optional<LoraFuse> fuse_between(Files& files, const AdapterConfig& unfused, const fs::path& config,
+std::optional<LoraFuse> fuse_between(const AdapterConfig& unfused, const AdapterConfig& current,
                                      const std::vector<FusedLayer>& layers) {
-  const Json there = read_json_file(files, config, kMaxConfigBytes, JsonDialect::kPython);
+  const Json there = parse_json(current.text, current.path, JsonDialect::kPython);
   for (const LoraFuse fuse : {LoraFuse::kExact, LoraFuse::kMean}) {
     try {
-      const Json fused = parse_json(fused_config_text(unfused, layers, fuse), config, JsonDialect::kPython);
+      const Json fused = parse_json(fused_config_text(unfused, layers, fuse), current.path, JsonDialect::kPython);
       if (fused == there || json_text(fused) == json_text(there)) return fuse;  // NaNs are equal only as text
     } catch (const Error&) {  // these ranks cannot be fused in this way
     }
@@ -107,9 +107,9 @@ fs::path config_of(Files& files, const AdapterFolder& adapter, ShardedCheckpoint
   fs::path config = adapter.shards.directory / kAdapterConfigFile;
   fs::path before = adapter.shards.directory / kUnfusedConfigFile;
   if (!files.exists(config) || !files.exists(before)) return config;
-  const AdapterConfig unfused = read_adapter_config(files, before);
-  if (read_adapter_config(files, config).text == unfused.text) return config;  // fused again, without entries
-  const auto fuse = fuse_between(files, unfused, config, fused);
+  const AdapterConfig unfused = read_adapter_config(files, before), current = read_adapter_config(files, config);
+  if (current.text == unfused.text) return config;  // fused again, without entries
+  const auto fuse = fuse_between(unfused, current, fused);
   if (!fuse) {
     notes.push_back(before.string() + " does not match the adapter_config.json next to it; ignored");
     return config;

@@ -7,7 +7,6 @@
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
-#include <variant>
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
@@ -41,19 +40,13 @@ void validate_adapter_explained(const ShardedCheckpoint& checkpoint) {
     const Container& file = checkpoint.files[pp_rank].front();
     const auto held = names_in(file);
     std::vector<std::string> prefixes;  // one per fused linear
-    for (const ModuleSpecs& module : checkpoint.metadata[pp_rank].modules)
-      for (const TransformationSpec& spec : module.specs) {
-        const auto* fused = std::get_if<FusedLinearsSpec>(&spec);
-        prefixes.push_back(module.module_fully_qualified_name + "." +
-                           (fused ? fused->fused_linear_name
-                                  : std::get<GQAQKVColumnParallelLinearSpec>(spec).gqa_qkv_projection_name) +
-                           ".");
-      }
+    for (const FusedLayer& layer : fused_layers(checkpoint.metadata[pp_rank])) prefixes.push_back(layer.module + ".");
     std::sort(prefixes.begin(), prefixes.end());
     for (const PartitionRule& rule : rules_of_stage(checkpoint, pp_rank)) {
       if (rule.from_spec || !held.count(rule.stored_name)) continue;
-      const auto after = std::upper_bound(prefixes.begin(), prefixes.end(), rule.stored_name);
-      if (after != prefixes.begin() && rule.stored_name.starts_with(*std::prev(after)))
+      const std::string_view name = without_peft_prefix(rule.stored_name);
+      const auto after = std::upper_bound(prefixes.begin(), prefixes.end(), name);
+      if (after != prefixes.begin() && name.starts_with(*std::prev(after)))
         throw Error(ErrorKind::kUnsupported,
                     "belongs to a fused linear, and the division of its rows among the original linears is unknown")
             .in(file.path)
@@ -242,7 +235,7 @@ std::vector<AdaptedModule> adapted_modules(const SourceMap& map, const std::vect
     if (!name || tensor.constant() || tensor.shape.empty()) continue;
     if (!(name->component == "lora_A" && name->rest == "weight") && name->component != "lora_embedding_A") continue;
     AdaptedModule module;
-    module.name = name->module.substr(name->module.starts_with(kPeftPrefix) ? kPeftPrefix.size() : 0);
+    module.name = without_peft_prefix(name->module);
     const auto found = fused_of.find(module.name);
     module.trained_as = found == fused_of.end() ? module.name : *found->second;
     module.r = tensor.shape[0];

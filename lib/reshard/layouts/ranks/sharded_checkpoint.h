@@ -52,7 +52,7 @@ std::filesystem::path metadata_path(const ShardedCheckpoint& checkpoint, std::ui
 
 /// Reads all headers and metadata and validates that every rank exists, that the ranks of a stage agree in names,
 /// shapes and dtypes, and that the metadata, if any, matches these files. With `adapter`, the shards belong to the
-/// adapter of that name, and the result contains only the adapter's metadata (adapter_metadata), read by `metadata` if
+/// adapter of that name, and the result contains only the adapter's metadata (AdapterMetadata), read by `metadata` if
 /// that is not null. Removes wrappers from the names in files and metadata, except in files that record their ranks.
 /// \param model  See take_out_wrappers.
 /// \throws Error kBadInput; kUnsupported for expert-parallel ranks whose metadata does not define the distribution of

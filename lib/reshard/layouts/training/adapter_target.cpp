@@ -372,6 +372,8 @@ WrappedModel wrap_model(const Trainer& trainer, LoraFuse fuse, const TargetReque
             .hint("merge the adapter into the model (merge_and_unload) and shard that");
   }
   const std::vector<PeftStage> stages = peft_stages(base, contents);
+  std::vector<AdapterMetadata> metadata;  // by stage
+  for (const PeftStage& stage : stages) metadata.emplace_back(stage.metadata);
   WrappedModel wrapped;
   if (form.settings == nullptr)
     for (const PeftStage& stage : stages) wrapped.metadata.push_back(metadata_text(stage.metadata));
@@ -386,11 +388,11 @@ WrappedModel wrap_model(const Trainer& trainer, LoraFuse fuse, const TargetReque
     else if (text != config.text)
       plan.text_files.push_back({adapter_folder(name) / kAdapterConfigFile, std::move(text), config.path});
     AdapterStages& own_stages = wrapped.own.emplace_back();
-    for (const PeftStage& stage : stages) {
-      StageMetadata& own = own_stages.emplace_back(adapter_metadata(stage.metadata, name));
-      const auto held = stage.files.find(name);
+    for (std::size_t s = 0; s < stages.size(); ++s) {
+      StageMetadata& own = own_stages.emplace_back(metadata[s].of(name));
+      const auto held = stages[s].files.find(name);
       std::erase_if(own.parameters, [&](const ParallelParameter& parameter) {
-        return held == stage.files.end() || held->second.count(parameter.name) == 0;
+        return held == stages[s].files.end() || held->second.count(parameter.name) == 0;
       });
       if (fuse == LoraFuse::kExact) stack_ranks(own, config);
     }

@@ -53,8 +53,7 @@ void read_patterns(const JsonObject& object, const OrderedJson& ordered, const c
 }
 
 FusedLayer fused_layer(const ModuleSpecs& module, const TransformationSpec& spec) {
-  std::string prefix = module.module_fully_qualified_name + ".";
-  if (prefix.starts_with(kPeftPrefix)) prefix.erase(0, kPeftPrefix.size());
+  const std::string prefix(without_peft_prefix(module.module_fully_qualified_name + "."));
   FusedLayer layer;
   if (const auto* fused = std::get_if<FusedLinearsSpec>(&spec)) {
     layer = {prefix + fused->fused_linear_name, fused->linear_names};
@@ -104,7 +103,8 @@ std::uint64_t AdapterConfig::rank_of(const std::string& module) const {
 }
 
 double AdapterConfig::alpha_of(const std::string& module) const {
-  return first_match(alpha_pattern, module, lora_alpha, path);
+  constexpr double kUsualAlpha = 8;
+  return first_match(alpha_pattern, module, lora_alpha.value_or(kUsualAlpha), path);
 }
 
 bool AdapterConfig::saves(const std::string& module) const {

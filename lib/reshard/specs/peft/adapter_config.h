@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -43,7 +44,7 @@ struct AdapterConfig {
   std::filesystem::path path;
   std::string text;
   std::uint64_t r = 8;
-  double lora_alpha = 8;
+  std::optional<double> lora_alpha;  // PEFT's default: 8
   bool use_rslora = false;
   std::vector<std::pair<std::string, std::uint64_t>> rank_pattern;  // regular expressions, in file order
   std::vector<std::pair<std::string, double>> alpha_pattern;

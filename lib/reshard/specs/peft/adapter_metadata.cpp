@@ -45,6 +45,18 @@ std::optional<std::string> saved_name(const std::string& name, std::size_t at, c
   return name.substr(0, at) + rest.substr(adapter.size());
 }
 
+/// Returns the adapters in a metadata file.
+std::set<std::string> adapter_names(const StageMetadata& metadata) {
+  std::set<std::string> names;
+  for (const ParallelParameter& parameter : metadata.parameters) {
+    const auto name = lora_name(parameter.name);
+    if (!name || name->rest.empty()) continue;
+    const bool bare = name->component.starts_with("lora_embedding_");
+    names.insert(bare ? name->rest : name->rest.substr(0, name->rest.rfind('.')));
+  }
+  return names;
+}
+
 }  // namespace
 
 std::string without_base_layer(std::string name) {
@@ -62,17 +74,6 @@ std::optional<LoraName> lora_name(std::string_view name) {
                     std::string(end == name.size() ? "" : name.substr(end + 1))};
   }
   return std::nullopt;
-}
-
-std::set<std::string> adapter_names(const StageMetadata& metadata) {
-  std::set<std::string> names;
-  for (const ParallelParameter& parameter : metadata.parameters) {
-    const auto name = lora_name(parameter.name);
-    if (!name || name->rest.empty()) continue;
-    const bool bare = name->component.starts_with("lora_embedding_");
-    names.insert(bare ? name->rest : name->rest.substr(0, name->rest.rfind('.')));
-  }
-  return names;
 }
 
 AdapterMetadata::AdapterMetadata(StageMetadata metadata)
@@ -111,10 +112,6 @@ StageMetadata AdapterMetadata::of(const std::string& adapter) const {
     own.parameters.back().name = *name;
   }
   return own;
-}
-
-StageMetadata adapter_metadata(const StageMetadata& metadata, const std::string& adapter) {
-  return AdapterMetadata(metadata).of(adapter);
 }
 
 const AdapterMetadata& AdapterMetadataReader::read(const std::filesystem::path& path) {

@@ -16,6 +16,9 @@ namespace reshard {
 
 /// PEFT's prefix of every name in the wrapped model.
 inline constexpr std::string_view kPeftPrefix = "base_model.model.";
+constexpr std::string_view without_peft_prefix(std::string_view name) {
+  return name.substr(name.starts_with(kPeftPrefix) ? kPeftPrefix.size() : 0);
+}
 
 /// Follows the name of a module that is adapted, in names of its own tensors.
 inline constexpr std::string_view kBaseLayer = ".base_layer";
@@ -32,20 +35,14 @@ struct LoraName {
 /// Returns std::nullopt for a name without such a component.
 std::optional<LoraName> lora_name(std::string_view name);
 
-/// Returns the adapters in a metadata file, which describes all of them.
-std::set<std::string> adapter_names(const StageMetadata& metadata);
-
-/// Returns the metadata for the files of one adapter: names have the form in those files, without the name of the
-/// adapter ("m.lora_A.NAME.weight" becomes "m.lora_A.weight", "m.modules_to_save.NAME.weight" becomes "m.weight").
-/// Omits other adapters. Matches `adapter` literally.
-StageMetadata adapter_metadata(const StageMetadata& metadata, const std::string& adapter);
-
-/// The metadata of several adapters, divided by adapter once.
+/// The metadata of all adapters in a metadata file, divided by adapter once.
 class AdapterMetadata {
  public:
   explicit AdapterMetadata(StageMetadata metadata);
   const std::set<std::string>& names() const { return names_; }
-  /// Same as adapter_metadata, in time proportional to the result.
+  /// Returns the metadata for the files of one adapter: names have the form in those files, without the name of the
+  /// adapter ("m.lora_A.NAME.weight" becomes "m.lora_A.weight", "m.modules_to_save.NAME.weight" becomes "m.weight").
+  /// Omits other adapters. Matches `adapter` literally. In time proportional to the result.
   StageMetadata of(const std::string& adapter) const;
 
  private:

@@ -71,12 +71,6 @@ RankAndAlpha fused_rank(const AdapterConfig& config, const FusedLayer& layer, Lo
   return {sum, first.alpha * (config.use_rslora ? std::sqrt(growth) : growth)};
 }
 
-OrderedJson number(double value) {
-  constexpr double kWhole = 9007199254740992.0;  // 2^53
-  if (std::trunc(value) == value && std::abs(value) < kWhole) return static_cast<std::int64_t>(value);
-  return value;
-}
-
 /// Returns a key that matches the name, and names that end in it.
 std::string as_key(const std::string& name) {
   std::string key;
@@ -135,7 +129,7 @@ void put_first(OrderedJson& config, const Entries& entries, const std::set<std::
     if (config.contains(name) || !patterns.empty()) config[name] = std::move(patterns);
   };
   put("rank_pattern", [](const RankAndAlpha& value) { return OrderedJson(value.r); });
-  put("alpha_pattern", [](const RankAndAlpha& value) { return number(value.alpha); });
+  put("alpha_pattern", [](const RankAndAlpha& value) { return alpha_number(value.alpha); });
 }
 
 /// Returns the values of the longest key without operators that names the module, if its rank is the module's.
@@ -213,6 +207,12 @@ bool separate_targets(OrderedJson& config, const std::vector<AdaptedModule>& mod
 }
 
 }  // namespace
+
+OrderedJson alpha_number(double alpha) {
+  constexpr double kWhole = 9007199254740992.0;  // 2^53
+  if (std::trunc(alpha) == alpha && std::abs(alpha) < kWhole) return static_cast<std::int64_t>(alpha);
+  return alpha;
+}
 
 bool can_fuse_exactly(const AdapterConfig& config, const std::vector<FusedLayer>& layers) {
   return std::all_of(layers.begin(), layers.end(),

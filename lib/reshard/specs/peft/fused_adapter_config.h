@@ -5,9 +5,13 @@
 #include <string>
 #include <vector>
 
+#include "reshard/base/json_fwd.h"
 #include "reshard/specs/peft/adapter_config.h"
 
 namespace reshard {
+
+/// Returns a lora_alpha as people write it: an integer if it is one.
+OrderedJson alpha_number(double alpha);
 
 /// Returns the text of the adapter_config.json for fused linears: the text of `config` if it already has the right
 /// ranks and scales (except with kExact), otherwise with entries for them before its patterns.

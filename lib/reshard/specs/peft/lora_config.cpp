@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <type_traits>
 
 #include "reshard/base/error.h"
@@ -54,12 +53,6 @@ PlainValue plain_of(const OrderedJson& json) {
 PlainValue value_in(const OrderedJson& config, const char* key, PlainValue absent) {
   const auto found = config.find(key);
   return found == config.end() || found->is_null() ? std::move(absent) : plain_of(*found);
-}
-
-PlainValue plain_number(double value) {
-  constexpr double kWhole = 9007199254740992.0;  // 2^53
-  if (std::trunc(value) == value && std::abs(value) < kWhole) return {static_cast<std::int64_t>(value)};
-  return {value};
 }
 
 }  // namespace
@@ -139,7 +132,7 @@ PlainValue::Dict lora_config_value(const AdapterConfig& config, const std::vecto
   // NxD's own files also have "r", which its LoraConfig does not accept when it loads them.
   return {{"lora_rank", {static_cast<std::int64_t>(r)}},
           {"target_modules", {std::move(targets)}},
-          {"lora_alpha", plain_number(alpha)},
+          {"lora_alpha", plain_of(alpha_number(alpha))},
           {"lora_dropout", value_in(json, "lora_dropout", {0.0})},
           {"bias", value_in(json, "bias", {std::string("none")})},
           {"use_rslora", {config.use_rslora}},
