@@ -659,6 +659,40 @@ TEST_CASE("Adapters are served on the matrices of attention and of dense MLPs al
   refused("lora-all-llama-tp2", {"self_attn.q_proj"}, {.kind = ErrorKind::kUsage, .says = "names without dots"});
 }
 
+TEST_CASE("An adapter that does not fit the served model, or its own config, is refused by the tensor's name") {
+  const TempDir temp;
+  const fs::path golden = compiled_case("lora-all-llama-tp2");
+  const std::string q = "base_model.model.model.layers.0.self_attn.q_proj.";
+  const auto refused = [&](const std::string& module, const std::map<std::string, Dims>& shapes, int rank,
+                           const Refusal& refusal) {
+    CAPTURE(module, rank);
+    write_adapter(temp / "adapter", module, {32, 40}, DType::kBF16);
+    Random random(2);
+    TensorMap tensors = read_tensors(temp / "adapter/adapter_model.safetensors");
+    for (const auto& [name, shape] : shapes) {
+      tensors.erase(name);
+      if (!shape.empty()) tensors.emplace(name, random_tensor(random, DType::kBF16, shape));
+    }
+    write_safetensors(temp / "adapter/adapter_model.safetensors", tensors);
+    write_file(temp / "adapter/adapter_config.json", json({{"peft_type", "LORA"}, {"r", rank}}).dump());
+    const Request request = served_request(golden / "original", temp / "out", temp / "adapter", {"q_proj"});
+    check_refused([&] { plan_shard(request); }, refusal);
+  };
+  const std::string own = "model.layers.0.self_attn.q_proj";
+  refused(own, {{q + "lora_A.weight", {2, 41}}}, 2, {.tensor = q + "lora_A.weight", .says = "make it [2, 40]"});
+  refused(own, {}, 1, {.tensor = q + "lora_A.weight", .says = "make it [1, 40]", .hint = "another rank"});
+  refused(own, {{q + "lora_A.weight", {3, 40}}, {q + "lora_B.weight", {32, 3}}}, 3,
+          {.tensor = q + "lora_A.weight", .says = "max_lora_rank is 2"});
+  refused(own, {{q + "lora_B.weight", {}}}, 2, {.tensor = q + "lora_B.weight", .says = "is missing, although"});
+  refused(own, {{q + "lora_B.bias", {32}}}, 2,
+          {.kind = ErrorKind::kUnsupported, .tensor = q + "lora_B.bias", .says = "which alone NxD Inference serves"});
+  refused("model.layers.9.self_attn.q_proj", {}, 2, {.says = "adapts a module that the model does not have"});
+  refused("model.layers.0.self_attn.o_proj", {}, 2, {.says = "make it [2, 32]"});
+  const std::string o = "base_model.model.model.layers.0.self_attn.o_proj.";
+  refused("model.layers.0.self_attn.o_proj", {{o + "lora_A.weight", {2, 32}}, {o + "lora_B.weight", {40, 2}}}, 2,
+          {.tensor = o + "lora_A.weight", .says = "is not in target_modules"});
+}
+
 TEST_CASE("Adapters and Medusa's heads have the dtype of the model that loads them") {
   const TempDir temp;
   const fs::path served = compiled_case("lora-all-llama-tp2") / "original";

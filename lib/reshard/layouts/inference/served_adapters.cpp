@@ -15,6 +15,7 @@
 #include "reshard/base/json.h"
 #include "reshard/base/strings.h"
 #include "reshard/layouts/map/placed_rules.h"
+#include "reshard/layouts/peft/adapter_content.h"
 #include "reshard/specs/config/neuron_config.h"
 #include "reshard/specs/peft/adapter_metadata.h"
 #include "reshard/tensor/recipes/scaled.h"
@@ -98,8 +99,45 @@ struct WrappedLinear {
   Table shares;                      // of `dim`
 };
 
-/// One matrix of each adapter for a linear, by adapter; nullptr if an adapter lacks it.
-using Matrices = std::vector<const LogicalTensor*>;
+/// One matrix of each adapter for a linear, by the adapter's index. Adapters may lack it.
+using Matrices = std::map<std::size_t, LogicalTensor>;
+
+struct ServedPair {
+  Matrices a, b;
+};
+using ServedPairs = std::map<std::string, ServedPair>;  // by module of the model
+
+/// Returns the matrices of the adapters of `context`, under the names of logical tensors.
+/// \throws Error kBadInput or kUnsupported, naming the tensor, for those that `served` has no place for.
+ServedPairs served_pairs(const ServedAdapters& served, const TargetContext& context) {
+  ServedPairs pairs;
+  auto tensors = tensors_by_adapter(context);
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const Adapter& adapter = context.adapters[i];
+    const auto fail = [&](const LogicalTensor& tensor, ErrorKind kind, const std::string& message, const char* hint) {
+      throw Error(kind, message).in(adapter.path).tensor(tensor.name).hint(hint);
+    };
+    for (const LogicalTensor& tensor : tensors[i])
+      if (!tensor.name.ends_with(".lora_A.weight") && !tensor.name.ends_with(".lora_B.weight"))
+        fail(tensor, ErrorKind::kUnsupported, "is no lora_A.weight or lora_B.weight, which alone NxD Inference serves",
+             "merge the adapter into the model (merge_and_unload) and shard that");
+    (void)adapter_content(adapter, *context.model, {}, tensors[i]);
+    for (LogicalTensor& tensor : tensors[i]) {
+      const LoraName name = lora_name(without_peft_prefix(tensor.name)).value();
+      if (!is_wrapped(name.module + ".weight", served))
+        fail(tensor, ErrorKind::kBadInput, "adapts a module that is not in target_modules of lora_config",
+             "compile the model with all modules of its adapters (target_modules)");
+      if (adapter.config.r > served.rank)
+        fail(tensor, ErrorKind::kBadInput,
+             fmt::format("has the rank {}, but max_lora_rank is {}", adapter.config.r, served.rank),
+             "compile the model with a larger max_lora_rank");
+      ServedPair& pair = pairs[name.module];
+      tensor.name.insert(0, adapter.prefix);
+      (name.component == "lora_A" ? pair.a : pair.b).emplace(i, std::move(tensor));
+    }
+  }
+  return pairs;
+}
 
 /// Returns NxD Inference's scale of an adapter: 1 without lora_alpha, for which PEFT has 8, or if it is 0.
 double scale_of(const AdapterConfig& config) {
@@ -113,20 +151,18 @@ using Slots = std::vector<std::optional<std::size_t>>;
 
 class AdapterStacks {
  public:
-  AdapterStacks(const ServedAdapters& served, std::uint32_t ranks, const TargetContext& context, Slots slots)
-      : served_(served), ranks_(ranks), context_(context), slots_(std::move(slots)), rules_(ranks) {
+  AdapterStacks(const ServedAdapters& served, const ServedPairs& pairs, std::uint32_t ranks,
+                const TargetContext& context, Slots slots)
+      : served_(served), pairs_(pairs), ranks_(ranks), context_(context), slots_(std::move(slots)), rules_(ranks) {
     for (const ModelParameter& parameter : context.model->parameters) parameters_.emplace(parameter.name, &parameter);
-    sort();
   }
 
   /// \param with_active  also adds the matrices in use, which are zeros.
   void add(const PartitionRule& rule, bool with_active) {
     if (rule.constant || rule.stored_name.ends_with(".bias") || !is_wrapped(rule.stored_name, served_)) return;
     const WrappedLinear linear = linear_of(rule);
-    const auto found = tensors_.find(linear.module);
-    std::pair<Matrices, Matrices> none{Matrices(context_.adapters.size()), Matrices(context_.adapters.size())};
-    const auto& [a, b] = found == tensors_.end() ? none : found->second;
-    validate_shapes(linear, a, b);
+    const auto found = pairs_.find(linear.module);
+    const auto& [a, b] = found == pairs_.end() ? none_ : found->second;
     const bool by_rows = linear.dim == 0u;
     const std::uint64_t out_each = by_rows ? linear.each : shared(linear, linear.out);
     const std::uint64_t in_each = by_rows ? shared(linear, linear.in) : linear.each;
@@ -134,7 +170,6 @@ class AdapterStacks {
     add_stack(linear.stored + ".lora_A", a, 1, in_each, even_shares(linear.in, in_each, ranks_),
               with_active ? (by_rows ? linear.in : in_each) : 0);
     add_stack(linear.stored + ".lora_B", b, 0, out_each, rows, with_active ? (by_rows ? out_each : linear.out) : 0);
-    if (found != tensors_.end()) placed_.insert(linear.module);
   }
 
   void finish(TargetPlan& plan, const RankTarget& target) && {
@@ -142,53 +177,16 @@ class AdapterStacks {
       throw Error(ErrorKind::kUsage, fmt::format("target_modules ({}) of `{}` names no module of the compiled model",
                                                  fmt::join(served_.modules, ", "), kLoraConfig.name))
           .hint("NxD Inference has no adapters for a fused projection");
-    for (const auto& [module, matrices] : tensors_) {
-      if (placed_.count(module) > 0) continue;  // the model has it in another form
-      for (const Matrices* of : {&matrices.first, &matrices.second})
-        for (const LogicalTensor* tensor : *of)
-          if (tensor != nullptr) plan.without_place.push_back(tensor->name);
+    for (const auto& [module, pair] : pairs_) {
+      if (wrapped_.count(module) > 0) continue;  // the model has it in another form
+      for (const Matrices* of : {&pair.a, &pair.b})
+        for (const auto& [adapter, tensor] : *of) plan.without_place.push_back(tensor.name);
     }
     plan.derived = std::move(derived_);
     plan.map = sharded_target_map(std::move(rules_).take(), ranks_, logical_, target);
   }
 
  private:
-  const Adapter& adapter_of(const LogicalTensor& tensor, std::size_t& number) const {
-    number = 0;
-    for (std::size_t i = 0; i < context_.adapters.size(); ++i)
-      if (!context_.adapters[i].prefix.empty() && tensor.name.starts_with(context_.adapters[i].prefix)) number = i;
-    return context_.adapters[number];
-  }
-
-  /// Sorts the adapters' tensors by module of the model.
-  void sort() {
-    for (const LogicalTensor& tensor : context_.logical) {
-      std::size_t number = 0;
-      const Adapter& adapter = adapter_of(tensor, number);
-      const auto fail = [&](ErrorKind kind, const std::string& message, const std::string& hint) {
-        throw Error(kind, message).in(adapter.path).tensor(tensor.name).hint(hint);
-      };
-      const std::string name = tensor.name.substr(adapter.prefix.size());
-      const auto lora = lora_name(name);
-      const bool is_a = lora && lora->component == "lora_A", is_b = lora && lora->component == "lora_B";
-      if (!name.starts_with(kPeftPrefix) || !(is_a || is_b) || lora->rest != "weight")
-        fail(ErrorKind::kUnsupported, "is no lora_A.weight or lora_B.weight, which alone NxD Inference serves",
-             "merge the adapter into the model (merge_and_unload) and shard that");
-      const std::string module = lora->module.substr(lora->module.starts_with(kPeftPrefix) ? kPeftPrefix.size() : 0);
-      if (parameters_.count(module + ".weight") == 0)
-        fail(ErrorKind::kBadInput, "adapts a module that the model does not have",
-             "config.json belongs to another model than the adapter");
-      if (!is_wrapped(module + ".weight", served_))
-        fail(ErrorKind::kBadInput, "adapts a module that is not in target_modules of lora_config",
-             "compile the model with all modules of its adapters (target_modules)");
-      if (tensor.shape.size() != 2) fail(ErrorKind::kUnsupported, "is no matrix", "leave out this adapter");
-      auto& [a, b] = tensors_[module];
-      a.resize(context_.adapters.size());
-      b.resize(context_.adapters.size());
-      (is_a ? a : b)[number] = &tensor;
-    }
-  }
-
   /// \throws Error kUnsupported for tensors whose adapters have an unknown form: all but the matrices of attention and
   /// of dense MLPs.
   WrappedLinear linear_of(const PartitionRule& rule) {
@@ -231,30 +229,6 @@ class AdapterStacks {
     return size / ranks_;
   }
 
-  void validate_shapes(const WrappedLinear& linear, const Matrices& a, const Matrices& b) const {
-    for (std::size_t i = 0; i < a.size(); ++i) {
-      if (a[i] == nullptr && b[i] == nullptr) continue;
-      const LogicalTensor& one = a[i] != nullptr ? *a[i] : *b[i];
-      const auto fail = [&](const std::string& message, const std::string& hint) {
-        throw Error(ErrorKind::kBadInput, message).in(context_.adapters[i].path).tensor(one.name).hint(hint);
-      };
-      if (a[i] == nullptr || b[i] == nullptr)
-        fail("is alone: lora_A and lora_B form a pair", "save the adapter again, or fetch the file again");
-      const std::uint64_t rank = a[i]->shape[0];
-      if (a[i]->shape != Dims{rank, linear.in} || b[i]->shape != Dims{linear.out, rank})
-        fail(fmt::format("lora_A and lora_B have the shapes {} and {}, but the module is {} x {}",
-                         to_string(a[i]->shape), to_string(b[i]->shape), linear.out, linear.in),
-             "config.json belongs to another model than the adapter");
-      if (rank != context_.adapters[i].config.r)
-        fail(fmt::format("has the rank {}, but r is {} in adapter_config.json, so that its scale is unknown", rank,
-                         context_.adapters[i].config.r),
-             "give the adapter_config.json that belongs to these weights");
-      if (rank > served_.rank)
-        fail(fmt::format("has the rank {}, but max_lora_rank is {}", rank, served_.rank),
-             "compile the model with a larger max_lora_rank");
-    }
-  }
-
   /// Returns the name of lora_A, multiplied by the scale of its adapter.
   std::string scaled(const LogicalTensor& tensor, std::size_t adapter) {
     const double factor = scale_of(context_.adapters[adapter].config);
@@ -277,7 +251,7 @@ class AdapterStacks {
       if ((dim == 0) == served_.transposes) std::swap(shape[1], shape[2]);
       return shape;
     };
-    const auto has_matrix = [&](const auto& adapter) { return adapter && matrices[*adapter] != nullptr; };
+    const auto has_matrix = [&](const auto& adapter) { return adapter && matrices.count(*adapter) > 0; };
     const auto first = std::find_if(slots_.begin(), slots_.end(), has_matrix);
     if (first == slots_.end()) {
       rules_.add_constant(stored + ".weight", dtype, shape_of(slots_.size(), each), {{0}});
@@ -286,7 +260,7 @@ class AdapterStacks {
       std::vector<std::uint64_t> ranks(slots_.size(), 0);  // 0: an empty slot
       for (std::size_t slot = 0; slot < slots_.size(); ++slot) {
         if (!has_matrix(slots_[slot])) continue;
-        const LogicalTensor& matrix = *matrices[*slots_[slot]];
+        const LogicalTensor& matrix = matrices.at(*slots_[slot]);
         names[slot] = dim == 1 ? scaled(matrix, *slots_[slot]) : matrix.name;
         if (dim == 0) logical_.push_back(matrix);
         ranks[slot] = matrix.shape[1 - dim];
@@ -312,14 +286,14 @@ class AdapterStacks {
   }
 
   const ServedAdapters& served_;
+  const ServedPairs& pairs_;
+  const ServedPair none_;
   std::uint32_t ranks_;
   const TargetContext& context_;
   Slots slots_;
   PlacedRules rules_;
   std::unordered_map<std::string, const ModelParameter*> parameters_;
-  std::map<std::string, std::pair<Matrices, Matrices>> tensors_;  // by module of the model
-  std::set<std::string> wrapped_;                                 // modules with stacks, of the model
-  std::set<std::string> placed_;                                  // those that adapters have matrices for
+  std::set<std::string> wrapped_;  // modules with stacks, of the model
   std::vector<LogicalTensor> logical_, derived_;
 };
 
@@ -470,7 +444,8 @@ void plan_served_adapters(TargetPlan& plan, const RankTarget& target, const Serv
     (is_dynamic && std::count(served.names.begin(), served.names.end(), name_of(context.adapters[i])) == 0 ? on_host
                                                                                                            : on_device)
         .push_back(i);
-  AdapterStacks stacks(served, plan.mesh.tp, context, slots_with(served.slots, served.first_slot, on_device));
+  const ServedPairs pairs = served_pairs(served, context);
+  AdapterStacks stacks(served, pairs, plan.mesh.tp, context, slots_with(served.slots, served.first_slot, on_device));
   for (const PartitionRule& rule : base) stacks.add(rule, true);
   std::move(stacks).finish(plan, target);
   if (!plan.without_place.empty())
@@ -481,7 +456,7 @@ void plan_served_adapters(TargetPlan& plan, const RankTarget& target, const Serv
   if (!is_dynamic) return;
   on_host.insert(on_host.end(), on_device.begin(), on_device.end());
   for (const std::string& name : served.on_host) {  // the same stacks for each
-    AdapterStacks all(served, plan.mesh.tp, context, slots_with(served.host_slots, served.first_slot, on_host));
+    AdapterStacks all(served, pairs, plan.mesh.tp, context, slots_with(served.host_slots, served.first_slot, on_host));
     for (const PartitionRule& rule : base) all.add(rule, false);
     TargetPlan own;
     std::move(all).finish(own, target);
