@@ -177,16 +177,14 @@ std::optional<LatestTag> read_latest(Files& files, const fs::path& directory) {
   throw names_none(path, name);
 }
 
-/// Returns the model in a folder, which is a checkpoint or a step of a run.
-FoundCheckpoint found_in(Files& files, const fs::path& folder, std::vector<std::string> notes, SourceKind kind) {
-  FoundCheckpoint found = found_at(files, folder, kind);
-  if (!found.is_checkpoint()) {
-    const fs::path model = model_in_step(files, folder, kind);
-    if (model != folder) {
-      notes.push_back(fmt::format("{}: reading {}, the only model in it", folder.string(),
-                                  printable(model.lexically_relative(folder).string())));
-      found = found_at(files, model, kind);
-    }
+/// Returns `found`, or the only model below its folder if that is no checkpoint, but a step of a run.
+FoundCheckpoint found_in(Files& files, FoundCheckpoint found, std::vector<std::string> notes) {
+  const fs::path& folder = found.path;
+  const fs::path model = found.is_checkpoint() ? folder : model_in_step(files, folder, found.kind);
+  if (model != folder) {
+    notes.push_back(fmt::format("{}: reading {}, the only model in it", folder.string(),
+                                printable(model.lexically_relative(folder).string())));
+    found = found_at(files, model, found.kind);
   }
   found.notes = std::move(notes);
   return found;
@@ -204,7 +202,7 @@ FoundCheckpoint take_tag(Files& files, const fs::path& directory, const std::str
         .in(directory);
   if (files.is_directory(directory / name)) {
     FoundCheckpoint found = found_at(files, directory / name, kind);
-    return found.is_finished() ? found : found_in(files, directory / name, {}, kind);
+    return found.is_finished() ? found : found_in(files, std::move(found), {});
   }
   if (found_at(files, directory).is_checkpoint())
     throw Error(ErrorKind::kUsage,
@@ -377,15 +375,17 @@ void find_runs(Files& files, const fs::path& directory, const fs::path& relative
   }
 }
 
-/// Returns the checkpoint in the run's checkpoints folder, if `directory` has one; otherwise `directory` itself.
-/// \throws Error kBadInput if `directory` contains only the directories of training runs.
-FoundCheckpoint find_in_checkpoints(Files& files, const fs::path& directory, SourceKind kind) {
-  if (has_checkpoints_folder(files, directory)) return find_checkpoint(files, directory / kCheckpointsFolder, {}, kind);
+/// Returns the checkpoint in the run's checkpoints folder, if the directory has one; otherwise `found`.
+/// \throws Error kBadInput if the directory contains only the directories of training runs.
+FoundCheckpoint find_in_checkpoints(Files& files, FoundCheckpoint found) {
+  const fs::path& directory = found.path;
+  if (has_checkpoints_folder(files, directory))
+    return find_checkpoint(files, directory / kCheckpointsFolder, {}, found.kind);
   std::vector<std::string> runs;
   if (is_only_model(files, directory, {})) find_runs(files, directory, {}, kRunLevels, runs);
   if (runs.empty() && is_tag_name(own_name(files, files.resolve(directory))))
-    return found_in(files, directory, {}, kind);
-  if (runs.empty()) return found_at(files, directory, kind);
+    return found_in(files, std::move(found), {});
+  if (runs.empty()) return found;
   const bool is_one = runs.size() == 1;
   throw Error(ErrorKind::kBadInput,
               fmt::format("contains no checkpoint, but {}",
@@ -422,12 +422,12 @@ FoundCheckpoint find_checkpoint(Files& files, const fs::path& path, const std::o
   }
   if (files.is_directory(path))
     (void)read_latest_iteration(files, path);  // a run that lacks its newest step may be a checkpoint by itself
-  const FoundCheckpoint found = found_at(files, path, kind);
+  FoundCheckpoint found = found_at(files, path, kind);
   if (kind == SourceKind::kShards) validate_unfinished(files, found);
   if (!files.is_directory(path) || found.is_checkpoint()) return found;
   std::vector<Tag> tags = list_tags(files, path);
   std::erase_if(tags, [&](const Tag& t) { return kind == SourceKind::kShards && t.has_weights && !t.has_shards; });
-  if (tags.empty()) return find_in_checkpoints(files, path, kind);
+  if (tags.empty()) return find_in_checkpoints(files, std::move(found));
   try {
     const auto latest = read_latest(files, path);
     const auto is_latest = [&](const Tag& one) { return latest && one.name == latest->name; };
@@ -440,7 +440,7 @@ FoundCheckpoint find_checkpoint(Files& files, const fs::path& path, const std::o
     if (!(latest && choice.name == latest->name) && !is_tag_name(choice.name) &&
         !is_only_model(files, path, choice.name))
       throw unrelated(tags);
-    return found_in(files, path / choice.name, {path.string() + ": " + choice.note}, kind);
+    return found_in(files, found_at(files, path / choice.name, kind), {path.string() + ": " + choice.note});
   } catch (Error& error) {
     if (error.path().empty()) error.in(path);
     throw;
