@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 #include <set>
 #include <unordered_map>
 
@@ -188,8 +189,67 @@ void declare_dtypes(const Model& model, const OptionValues& form, std::vector<Lo
         tensor.dtype = DType::kF32;
 }
 
-void plan_nxdi(TargetPlan& plan, const RankTarget& target, const OptionValues& given, const TargetContext& context) {
+/// Plans a model of any role but those of Medusa's heads and of adapters.
+void plan_model(TargetPlan& plan, const RankTarget& target, const OptionValues& values, const TargetContext& context) {
   const Model& model = *context.model;
+  const std::uint32_t tp = plan.mesh.tp;
+  const HoldsName holds = names_in(context.logical);
+  const auto leave_out_if = [&](const char* why, const std::function<bool(const ModelParameter&)>& is_left_out) {
+    std::vector<std::string> names;
+    for (const ModelParameter& parameter : model.parameters)
+      if (holds(parameter.name) && is_left_out(parameter)) names.push_back(parameter.name);
+    if (!names.empty()) plan.notes.push_back(fmt::format("left out, because {}: {}", why, list_names(names)));
+    plan.without_place.insert(plan.without_place.end(), names.begin(), names.end());
+  };
+  leave_out_if("NxD Inference computes them", [&](const ModelParameter& parameter) {
+    return parameter.any_shape && !(parameter.trained && model.is_part);
+  });
+  leave_out_if("NxD Inference has the files of other parts elsewhere", [&](const ModelParameter& parameter) {
+    return parameter.any_shape && parameter.trained && model.is_part;
+  });
+  leave_out_if("NxD Inference has no layers for multi-token prediction", [&](const ModelParameter& parameter) {
+    return parameter.layer && *parameter.layer >= served_layers(model);
+  });
+  validate_settings(values, model, tp);
+  validate_loadable(model, values, tp, holds);
+  leave_out_if("the files have no place for them",
+               [unstored = unstored_parameters(model, values)](const ModelParameter& parameter) {
+                 return unstored.count(with_stars(parameter.name)) > 0;
+               });
+  std::vector<PartitionRule> rules = nxdi_rules(model, tp, values, holds, float_dtype(context.logical));
+  validate_held(values, model, rules);
+  const Kernels kernels = kernels_of(values).value_or(Kernels{});
+  for (const std::string& kernel : idle_kernels(rules)) plan.idle.insert(kernel);
+  if (kernels.count("qkv") && plan.idle.count("qkv") && values.flag(kFuseQkv.name))
+    throw Error(ErrorKind::kUsage,
+                fmt::format("`{}` qkv: the fused projection of every layer is quantised", kKernels.name))
+        .hint("NxD Inference needs the attention of each layer in modules_to_not_convert for this kernel");
+  if (kernels.count("qkv") && plan.idle.count("qkv"))
+    throw Error(ErrorKind::kUsage, fmt::format("`{}` qkv applies only to the fused projection", kKernels.name))
+        .hint(fmt::format("add `{}`, or leave out qkv: NxD Inference stores the others unchanged", kFuseQkv.name));
+  transpose_rules(rules, kernels);
+  plan.form = values;  // without options of other roles
+  plan.form.set(kQuantization.name, settle_quantization(model, context.logical, values));
+  for (const NxdiSetting& setting : nxdi_settings())
+    if (!has_effect(model, values, *setting.option)) plan.idle.insert(setting.option->name);
+  std::vector<std::string> idle = values.names();
+  idle.insert(idle.end(), kernels.begin(), kernels.end());
+  std::erase_if(idle, [&](const std::string& name) { return plan.idle.count(name) == 0; });
+  if (!idle.empty())
+    plan.notes.push_back(fmt::format("without effect on the files of this {}{} model: {}",
+                                     model.quantized ? "quantised " : "", model.family->model_type, list_names(idle)));
+  const Scheme& scheme = inference_scheme();
+  if (const auto served = served_adapters(values)) wrap_rules(rules, *served, scheme.wrapper);
+  if (const auto prefix = scheme.models.find(plan.role); prefix != scheme.models.end())
+    for (PartitionRule& rule : rules) rule.stored_name.insert(0, prefix->second);
+  std::vector<LogicalTensor> tensors(context.logical.begin(), context.logical.end());
+  if (values.flag(kDeclaredDtypes.name)) declare_dtypes(model, values, tensors);
+  if (values.flag(kSkipGamma.name)) multiply_by_norms(plan, model, values, rules, tensors);
+  plan.map = sharded_target_map(rules, tp, tensors, target);
+  if (model.heads != 0) plan.attention = inference_report(model, tp, values.flag(kFuseQkv.name));
+}
+
+void plan_nxdi(TargetPlan& plan, const RankTarget& target, const OptionValues& given, const TargetContext& context) {
   OptionValues values = given;
   if (plan.role.empty() && values.has(kDraftDegree.name))
     throw Error(ErrorKind::kUsage, fmt::format("`{}` applies only to a draft", kDraftDegree.name))
@@ -214,69 +274,9 @@ void plan_nxdi(TargetPlan& plan, const RankTarget& target, const OptionValues& g
     return plan_served_adapters(
         plan, target, *served,
         nxdi_rules(
-            model, plan.mesh.tp, values, [](const auto&) { return false; }, float_dtype(context.logical)),
+            *context.model, plan.mesh.tp, values, [](const auto&) { return false; }, float_dtype(context.logical)),
         context);
-  const std::uint32_t tp = plan.mesh.tp;
-  const HoldsName holds = names_in(context.logical);
-  std::vector<std::string> computed, parts;
-  for (const ModelParameter& parameter : model.parameters)
-    if (parameter.any_shape && holds(parameter.name))
-      (parameter.trained && model.is_part ? parts : computed).push_back(parameter.name);
-  if (!computed.empty()) plan.notes.push_back("left out, because NxD Inference computes them: " + list_names(computed));
-  if (!parts.empty())
-    plan.notes.push_back("left out, because NxD Inference has the files of other parts elsewhere: " +
-                         list_names(parts));
-  plan.without_place.insert(plan.without_place.end(), computed.begin(), computed.end());
-  plan.without_place.insert(plan.without_place.end(), parts.begin(), parts.end());
-  std::vector<std::string> beyond;
-  for (const ModelParameter& parameter : model.parameters)
-    if (parameter.layer && *parameter.layer >= served_layers(model) && holds(parameter.name))
-      beyond.push_back(parameter.name);
-  if (!beyond.empty())
-    plan.notes.push_back("left out, because NxD Inference has no layers for multi-token prediction: " +
-                         list_names(beyond));
-  plan.without_place.insert(plan.without_place.end(), beyond.begin(), beyond.end());
-  validate_settings(values, model, tp);
-  validate_loadable(model, values, tp, holds);
-  std::vector<std::string> unstored;
-  const std::set<std::string> without_entry = unstored_parameters(model, values);
-  for (const ModelParameter& parameter : model.parameters)
-    if (holds(parameter.name) && without_entry.count(with_stars(parameter.name)) > 0)
-      unstored.push_back(parameter.name);
-  if (!unstored.empty())
-    plan.notes.push_back("left out, because the files have no place for them: " + list_names(unstored));
-  plan.without_place.insert(plan.without_place.end(), unstored.begin(), unstored.end());
-  std::vector<PartitionRule> rules = nxdi_rules(model, tp, values, holds, float_dtype(context.logical));
-  validate_held(values, model, rules);
-  const Kernels kernels = kernels_of(values).value_or(Kernels{});
-  for (const std::string& kernel : idle_kernels(rules)) plan.idle.insert(kernel);
-  if (kernels.count("qkv") && plan.idle.count("qkv") && values.flag(kFuseQkv.name))
-    throw Error(ErrorKind::kUsage,
-                fmt::format("`{}` qkv: the fused projection of every layer is quantised", kKernels.name))
-        .hint("NxD Inference needs the attention of each layer in modules_to_not_convert for this kernel");
-  if (kernels.count("qkv") && plan.idle.count("qkv"))
-    throw Error(ErrorKind::kUsage, fmt::format("`{}` qkv applies only to the fused projection", kKernels.name))
-        .hint(fmt::format("add `{}`, or leave out qkv: NxD Inference stores the others unchanged", kFuseQkv.name));
-  transpose_rules(rules, kernels);
-  plan.form = values;  // without options of other roles
-  plan.form.set(kQuantization.name, settle_quantization(model, context.logical, values));
-  for (const NxdiSetting& setting : nxdi_settings())
-    if (!has_effect(model, values, *setting.option)) plan.idle.insert(setting.option->name);
-  std::vector<std::string> idle = values.names();
-  idle.insert(idle.end(), kernels.begin(), kernels.end());
-  std::erase_if(idle, [&](const std::string& name) { return plan.idle.count(name) == 0; });
-  if (!idle.empty())
-    plan.notes.push_back(fmt::format("without effect on the files of this {}{} model: {}",
-                                     model.quantized ? "quantised " : "", model.family->model_type, list_names(idle)));
-  const Scheme& scheme = inference_scheme();
-  if (served) wrap_rules(rules, *served, scheme.wrapper);
-  if (const auto prefix = scheme.models.find(plan.role); prefix != scheme.models.end())
-    for (PartitionRule& rule : rules) rule.stored_name.insert(0, prefix->second);
-  std::vector<LogicalTensor> tensors(context.logical.begin(), context.logical.end());
-  if (values.flag(kDeclaredDtypes.name)) declare_dtypes(model, values, tensors);
-  if (values.flag(kSkipGamma.name)) multiply_by_norms(plan, model, values, rules, tensors);
-  plan.map = sharded_target_map(rules, tp, tensors, target);
-  if (model.heads != 0) plan.attention = inference_report(model, tp, values.flag(kFuseQkv.name));
+  plan_model(plan, target, values, context);
 }
 
 }  // namespace
