@@ -19,8 +19,8 @@
 #include "reshard/io/open_store.h"                 // all_files(): the local file system, and other stores
 #include "reshard/layouts/core/layout.h"           // Layout, layouts(), TargetRequest
 #include "reshard/layouts/layout_table.h"          // layout_named(name), validate_request
-#include "reshard/layouts/map/metadata_rules.h"    // partition_rules(metadata, …): each rank's part of a tensor
 #include "reshard/layouts/read_checkpoint.h"       // read_checkpoint(files, path, context): all headers
+#include "reshard/layouts/rules/metadata_rules.h"  // partition_rules(metadata, …): each rank's part of a tensor
 #include "reshard/plan/plan.h"                     // Request; plan_shard, plan_consolidate, plan_convert
 #include "reshard/plan/source/tags.h"              // find_checkpoint: finds the checkpoint of a training run
 #include "reshard/specs/family/family.h"           // Family: a model's parameters as data

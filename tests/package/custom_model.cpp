@@ -1,7 +1,7 @@
 // A model of one's own, laid out over 4 tensor-parallel ranks with the library's types: the metadata that stands beside
 // the ranks' files, from which reshard consolidate reads them, and the shapes that a rank has.
 #include <reshard/io/open_store.h>
-#include <reshard/layouts/map/metadata_rules.h>
+#include <reshard/layouts/rules/metadata_rules.h>
 #include <reshard/specs/stages/parallel_layers.h>
 #include <reshard/specs/stages/stage_json.h>
 

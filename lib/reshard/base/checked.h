@@ -19,4 +19,10 @@ inline std::optional<std::uint64_t> checked_mul(std::uint64_t a, std::uint64_t b
   return product;
 }
 
+/// Returns the least multiple of `step` that is not less than `number`. The caller bounds both, so that it fits.
+template <typename Integer>
+constexpr Integer rounded_up(Integer number, Integer step) {
+  return (number + step - 1) / step * step;
+}
+
 }  // namespace reshard

@@ -1,7 +1,7 @@
 #include "reshard/layouts/map/partition.h"
 
-#include "reshard/layouts/map/metadata_rules.h"
 #include "reshard/layouts/map/tensor_map.h"
+#include "reshard/layouts/rules/metadata_rules.h"
 #include "support/models.h"
 #include "support/refusals.h"
 

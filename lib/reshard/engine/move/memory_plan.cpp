@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "reshard/base/checked.h"
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
 #include "reshard/engine/move/block_reader.h"
@@ -53,7 +54,7 @@ Error too_little(const RunOptions& options, const char* what, std::uint64_t need
   constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
   return Error(ErrorKind::kUsage,
                fmt::format("`max-memory` {} is too little {}", format_memory(options.max_memory_bytes), what))
-      .hint("give at least " + format_memory((needed_bytes + kMiB - 1) / kMiB * kMiB));
+      .hint("give at least " + format_memory(rounded_up(needed_bytes, kMiB)));
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "reshard/base/checked.h"
 #include "reshard/base/error.h"
 #include "reshard/formats/common/tensor_names.h"
 #include "reshard/formats/pickle/pickler.h"
@@ -201,9 +202,7 @@ std::string dcp_metadata_file(const DcpMetadata& metadata) {
 
 DcpItemsPlan plan_dcp_items(std::vector<TensorEntry> tensors, std::span<const std::uint32_t> crcs,
                             std::span<const std::string> contents) {
-  const auto aligned = [](std::uint64_t offset) {
-    return (offset + kItemAlignment - 1) / kItemAlignment * kItemAlignment;
-  };
+  const auto aligned = [](std::uint64_t offset) { return rounded_up(offset, kItemAlignment); };
   DcpItemsPlan plan;
   std::uint64_t end = 0;
   for (std::size_t i = 0; i < tensors.size(); ++i) {

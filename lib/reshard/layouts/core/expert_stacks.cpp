@@ -16,9 +16,9 @@
 #include "reshard/base/strings.h"
 #include "reshard/layouts/core/misfits.h"
 #include "reshard/layouts/core/unpack.h"
-#include "reshard/layouts/map/packing.h"
 #include "reshard/layouts/names/packed_experts.h"
 #include "reshard/layouts/names/written_names.h"
+#include "reshard/layouts/rules/packing.h"
 
 namespace reshard {
 namespace {

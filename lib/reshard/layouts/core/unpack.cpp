@@ -10,8 +10,8 @@
 #include "reshard/base/checked.h"
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
-#include "reshard/layouts/map/packing.h"
 #include "reshard/layouts/names/optimizer_entries.h"
+#include "reshard/layouts/rules/packing.h"
 
 namespace reshard {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
-#include "reshard/layouts/map/packing.h"
+#include "reshard/layouts/rules/packing.h"
 
 namespace reshard {
 namespace {

@@ -18,12 +18,12 @@
 #include "reshard/formats/dcp/dcp_plan.h"
 #include "reshard/layouts/dcp/dcp_entries.h"
 #include "reshard/layouts/dcp/dcp_groups.h"
-#include "reshard/layouts/map/packing.h"
 #include "reshard/layouts/map/target_file.h"
 #include "reshard/layouts/names/optimizer_entries.h"
 #include "reshard/layouts/names/packed_experts.h"
 #include "reshard/layouts/names/state_names.h"
 #include "reshard/layouts/names/written_names.h"
+#include "reshard/layouts/rules/packing.h"
 
 namespace reshard {
 namespace {

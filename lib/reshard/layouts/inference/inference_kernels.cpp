@@ -5,12 +5,12 @@
 #include <algorithm>
 #include <cctype>
 #include <nlohmann/json.hpp>
-#include <unordered_map>
 
 #include "reshard/base/error.h"
 #include "reshard/base/json.h"
 #include "reshard/base/strings.h"
 #include "reshard/io/text_file.h"
+#include "reshard/layouts/rules/fit_form.h"
 #include "reshard/specs/config/model_config.h"
 #include "reshard/specs/config/neuron_config.h"
 
@@ -61,47 +61,25 @@ struct ByShape {
   const TensorEntry* square = nullptr;   // a square tensor, which is ambiguous; null if none was found
 };
 
-class ShapeReader {
- public:
-  ShapeReader(const Container& file, const Model& model) {
-    for (const TensorEntry& tensor : file.tensors) stored_.emplace(tensor.name, &tensor);
-    for (const ModelParameter& parameter : model.parameters) shapes_.emplace(parameter.name, parameter.shape);
-  }
-
-  ByShape read(const std::vector<PartitionRule>& rules, std::string_view kernel) const {
-    ByShape found;
-    for (const PartitionRule& rule : rules) {
-      if (rule.kernel != kernel) continue;
-      const auto tensor = stored_.find(rule.stored_name);
-      const auto plain = plain_shape(rule);
-      if (tensor == stored_.end() || !plain || plain->size() != 2) continue;
-      const Dims& shape = tensor->second->shape;
-      const bool is_plain = shape == *plain, is_transposed = shape == swapped(*plain);
-      if (is_plain == is_transposed) {  // square, or the shape of another model
-        if (is_plain) found.square = tensor->second;
-        continue;
-      }
-      found.transposed = is_transposed;
-      found.decides = tensor->second;
-      return found;
+ByShape transposed_by_shape(const std::vector<PartitionRule>& rules, std::string_view kernel, const HeldTensors& held,
+                            const RuleShapes& shapes) {
+  ByShape found;
+  for (const PartitionRule& rule : rules) {
+    if (rule.kernel != kernel) continue;
+    const TensorEntry* tensor = held.find(rule.stored_name);
+    const auto plain = shapes.of(rule);
+    if (tensor == nullptr || !plain || plain->size() != 2) continue;
+    const bool is_plain = tensor->shape == *plain, is_transposed = tensor->shape == swapped(*plain);
+    if (is_plain == is_transposed) {  // square, or the shape of another model
+      if (is_plain) found.square = tensor;
+      continue;
     }
+    found.transposed = is_transposed;
+    found.decides = tensor;
     return found;
   }
-
- private:
-  std::optional<Dims> plain_shape(const PartitionRule& rule) const {
-    std::vector<Dims> shapes;
-    for (const PartitionRule::Part& part : rule.parts) {
-      const auto shape = shapes_.find(part.logical_name);
-      if (shape == shapes_.end()) return std::nullopt;
-      shapes.push_back(shape->second);
-    }
-    return stored_shape(rule, 0, shapes);
-  }
-
-  std::unordered_map<std::string, const TensorEntry*> stored_;
-  std::unordered_map<std::string, Dims> shapes_;
-};
+  return found;
+}
 
 /// Returns a hint for a word that is not a kernel.
 std::string hint_for_kernel(std::string word) {
@@ -177,11 +155,12 @@ void transpose_rules(std::vector<PartitionRule>& rules, const Kernels& kernels) 
 Kernels kernels_in_files(const ShardedCheckpoint& shards, const std::vector<PartitionRule>& rules, const Model& model,
                          const std::optional<Kernels>& given) {
   const Container& file = shards.files.front().front();
-  const ShapeReader reader(file, model);
+  const HeldTensors held(file);
+  const RuleShapes shapes(model);
   const std::optional<Kernels> recorded = recorded_kernels(shards, rules), declared = given ? given : recorded;
   Kernels kernels;
   for (const std::string_view kernel : kAll) {
-    const ByShape by_shape = reader.read(rules, kernel);
+    const ByShape by_shape = transposed_by_shape(rules, kernel, held, shapes);
     const bool is_declared = declared && declared->count(kernel);
     if (by_shape.transposed && declared && is_declared != *by_shape.transposed)
       throw Error(

@@ -4,9 +4,9 @@
 #include <utility>
 #include <vector>
 
-#include "reshard/layouts/map/placed_rules.h"
 #include "reshard/layouts/ranks/rank_format.h"
 #include "reshard/layouts/ranks/sharded_map.h"
+#include "reshard/layouts/rules/placed_rules.h"
 #include "reshard/specs/stages/stage_plan.h"
 
 namespace reshard {

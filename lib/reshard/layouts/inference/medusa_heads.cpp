@@ -9,7 +9,7 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
-#include "reshard/layouts/map/placed_rules.h"
+#include "reshard/layouts/rules/placed_rules.h"
 
 namespace reshard {
 

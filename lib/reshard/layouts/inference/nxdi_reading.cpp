@@ -17,6 +17,7 @@
 #include "reshard/layouts/inference/served_adapters.h"
 #include "reshard/layouts/map/whole_map.h"
 #include "reshard/layouts/ranks/sharded_map.h"
+#include "reshard/layouts/rules/fit_form.h"
 #include "reshard/specs/model/language_model.h"
 
 namespace reshard {
@@ -62,61 +63,39 @@ std::vector<PartitionRule> read_rules(const ShardedCheckpoint& shards, const Mod
   return nxdi_rules(model, shards.tp, form, holds, float_dtype(shards.files.front().front().tensors));
 }
 
-/// Returns the first stored tensor for which the first rank has none of the size that `rules` result in.
-std::optional<std::string> first_misfit(const ShardedCheckpoint& shards, const Model& model,
-                                        const std::vector<PartitionRule>& rules) {
-  std::unordered_map<std::string_view, const Dims*> shapes;
-  for (const ModelParameter& parameter : model.parameters) shapes.emplace(parameter.name, &parameter.shape);
-  std::unordered_map<std::string, const TensorEntry*> stored;
-  for (const TensorEntry& tensor : shards.files.front().front().tensors) stored.emplace(tensor.name, &tensor);
+/// Returns the tensors of `rules` that the first rank lacks, or has with another number of elements.
+std::vector<std::string> misfits_of(const std::vector<PartitionRule>& rules, const HeldTensors& held,
+                                    const RuleShapes& shapes) {
+  std::vector<std::string> misfits;
   for (const PartitionRule& rule : rules) {
-    std::vector<Dims> parts;
-    for (const PartitionRule::Part& part : rule.parts)
-      parts.push_back(part.changed ? part.changed->change.shape_of(*shapes.at(part.changed->parameter))
-                                   : *shapes.at(part.logical_name));
-    const auto shape = stored_shape(rule, 0, parts);
-    const auto tensor = stored.find(rule.stored_name);
-    if (!shape || tensor == stored.end() || num_elems(file_shape(rule, 0, *shape)) != num_elems(tensor->second->shape))
-      return rule.stored_name;
+    const auto shape = shapes.of(rule);
+    const TensorEntry* tensor = held.find(rule.stored_name);
+    if (!shape || tensor == nullptr || num_elems(*shape) != num_elems(tensor->shape))
+      misfits.push_back(rule.stored_name);
   }
-  return std::nullopt;
-}
-
-/// Whether the tensors of the first rank have the shapes that `form` results in.
-bool fits_form(const ShardedCheckpoint& shards, const Model& model, const OptionValues& form, const HoldsName& holds) {
-  return !first_misfit(shards, model, read_rules(shards, model, form, holds));
-}
-
-/// Sets the degrees from index `first` on that `degrees` lists without a value, so that the shapes fit.
-bool find_degrees(const ShardedCheckpoint& shards, const Model& model, OptionValues& form, const HoldsName& holds,
-                  std::span<const LayoutOption* const> degrees) {
-  if (degrees.empty()) return fits_form(shards, model, form, holds);
-  for (std::uint32_t degree = 2; degree <= shards.tp; ++degree) {
-    if (shards.tp % degree != 0) continue;
-    form.set_number(degrees.front()->name, degree);
-    if (find_degrees(shards, model, form, holds, degrees.subspan(1))) return true;
-  }
-  return false;
+  return misfits;
 }
 
 /// Sets the padding of the head that the files show by its bias, which has an element for each row of the padded head
 /// or, if ranks split it, of the rank's part. Several multiples result in the same files: sets the smallest.
 void find_head_padding(const ShardedCheckpoint& shards, const Model& model, OptionValues& form) {
-  std::unordered_map<std::string_view, std::uint64_t> rows;
-  for (const TensorEntry& tensor : shards.files.front().front().tensors)
-    if (!tensor.shape.empty()) rows.emplace(tensor.name, tensor.shape.front());
+  const HeldTensors held(shards.files.front().front());
+  const auto rows_of = [&](const std::string& name) {
+    const TensorEntry* tensor = held.find(name);
+    return tensor == nullptr || tensor->shape.empty() ? 0 : tensor->shape.front();
+  };
   constexpr std::uint64_t kProbe = 4093;  // a prime: hardly a vocabulary needs no padding
   const Scheme scheme = nxdi_scheme(model, with_setting(form, kHeadMultiple, kProbe));
   for (const Scheme::Entry& entry : scheme.entries) {
     if (entry.multiple != kProbe || entry.constants.empty()) continue;
-    const auto head = rows.find(entry.names.front()), bias = rows.find(entry.constants.front().names.front());
+    const std::uint64_t head = rows_of(entry.names.front()), bias = rows_of(entry.constants.front().names.front());
     const auto parameter = std::find_if(model.parameters.begin(), model.parameters.end(), [&](const auto& one) {
       return one.name == nxdi_prefix(model) + entry.parameters.front();
     });
-    if (head == rows.end() || bias == rows.end() || parameter == model.parameters.end()) continue;
-    const std::uint64_t padded = head->second * shards.tp;
+    if (head == 0 || bias == 0 || parameter == model.parameters.end()) continue;
+    const std::uint64_t padded = head * shards.tp;
     if (padded < parameter->shape.front()) continue;  // of another model
-    if (shards.tp > 1 && bias->second == head->second) form.set_flag(kSplitHeadBias.name, true);
+    if (shards.tp > 1 && bias == head) form.set_flag(kSplitHeadBias.name, true);
     for (std::uint64_t multiple = padded - parameter->shape.front() + 1;
          multiple <= kMaxParallelDegree && !form.has(kHeadMultiple.name); ++multiple)
       if (padded % multiple == 0) form.set_number(kHeadMultiple.name, multiple);
@@ -145,7 +124,10 @@ OptionValues form_of(const ShardedCheckpoint& shards, const Model& model, const 
   for (int round = 0; round < 2; ++round)  // the names of one setting may depend on another
     for (const LayoutOption* option : options)
       if (is_held(form, *option)) form = with_setting(form, *option, kAnyDegree);
-  std::vector<const LayoutOption*> unknown;  // degrees
+  std::vector<std::string> divisors;
+  for (std::uint32_t degree = 2; degree <= shards.tp; ++degree)
+    if (shards.tp % degree == 0) divisors.push_back(std::to_string(degree));
+  std::vector<Unknown> unknowns{{&kDraftDegree, {""}}};
   for (const LayoutOption* option : options) {
     if (form.has(option->name) && !is_held(form, *option)) form.erase(option->name);
     const bool is_shown = form.has(option->name), is_declared = declared.has(option->name);
@@ -154,25 +136,28 @@ OptionValues form_of(const ShardedCheckpoint& shards, const Model& model, const 
     if (is_declared && ((has_no_names && has_effect(model, form, *option)) || (is_shown && is_degree)))
       form.set(option->name, declared.all().at(option->name));
     else if (is_shown && is_degree)
-      unknown.push_back(option);
+      unknowns.push_back({option, divisors});
   }
-  if (declared.has(kDraftDegree.name)) form.set(kDraftDegree.name, declared.all().at(kDraftDegree.name));
-  if (find_degrees(shards, model, form, holds, unknown)) return form;
-  const bool may_have_own_degree =
-      declared.choice(kFusedModel) != kFusedModel.default_value && !declared.has(kDraftDegree.name);
-  for (std::uint32_t degree = shards.tp / 2; may_have_own_degree && degree > 0; --degree) {
-    OptionValues own = form;
-    own.set_number(kDraftDegree.name, degree);
-    if (shards.tp % degree == 0 && find_degrees(shards, model, own, holds, unknown)) return own;
-  }
+  std::vector<std::string>& of_draft = unknowns.front().values;
+  if (declared.has(kDraftDegree.name))
+    of_draft = {declared.all().at(kDraftDegree.name)};
+  else if (declared.choice(kFusedModel) != kFusedModel.default_value)
+    for (std::uint32_t degree = shards.tp / 2; degree > 0; --degree)
+      if (shards.tp % degree == 0) of_draft.push_back(std::to_string(degree));
+  const HeldTensors tensors(shards.files.front().front());
+  const RuleShapes shapes(model);
+  const auto misfits = [&](const OptionValues& tried) {
+    return misfits_of(read_rules(shards, model, tried, holds), tensors, shapes).size();
+  };
+  if (fit_form(form, unknowns, misfits)) return form;
+  const auto context =
+      std::find_if(unknowns.begin(), unknowns.end(), [](const Unknown& one) { return one.option == &kContextDegree; });
+  if (context == unknowns.end()) return form;
   // Both degrees of attention result in the same names.
-  for (const LayoutOption*& option : unknown)
-    if (option == &kContextDegree) {
-      form.erase(option->name);
-      option = &kAttentionDataDegree;
-    }
-  find_degrees(shards, model, form, holds, unknown);  // if none fits, the error names a tensor
-  return form;
+  OptionValues other = form;
+  other.erase(kContextDegree.name);
+  context->option = &kAttentionDataDegree;
+  return fit_form(other, unknowns, misfits) ? other : form;  // if none fits, the error names a tensor
 }
 
 /// Validates the sizes of the first rank's tensors, if the model may have padding that only neuron_config.json shows.
@@ -186,15 +171,14 @@ void validate_unpadded(const ShardedCheckpoint& shards, const Model& model, cons
     may_be_padded = true;
     if (option->of_source) options += fmt::format(" or set `from-{}`", option->name);
   }
-  const Container& file = shards.files.front().front();
-  const auto name = may_be_padded ? first_misfit(shards, model, rules) : std::nullopt;
-  const auto tensor =
-      std::find_if(file.tensors.begin(), file.tensors.end(), [&](const TensorEntry& one) { return one.name == name; });
-  if (tensor == file.tensors.end()) return;
-  throw Error(ErrorKind::kBadInput,
-              fmt::format("its shape {} does not fit its partition over {} ranks", to_string(tensor->shape), shards.tp))
-      .in(file.path)
-      .tensor(tensor->name)
+  if (!may_be_padded) return;
+  const HeldTensors held(shards.files.front().front());
+  const std::vector<std::string> misfits = misfits_of(rules, held, RuleShapes(model));
+  if (misfits.empty() || !held.has(misfits.front())) return;
+  throw held
+      .error(ErrorKind::kBadInput, misfits.front(),
+             fmt::format("its shape {} does not fit its partition over {} ranks",
+                         to_string(held.find(misfits.front())->shape), shards.tp))
       .hint(
           "the last ranks are missing, config.json belongs to another model, or the model was padded: copy its "
           "neuron_config.json next to the folder with the weights" +

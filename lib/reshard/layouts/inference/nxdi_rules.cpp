@@ -14,7 +14,7 @@
 #include "reshard/layouts/inference/nxdi_quantization.h"
 #include "reshard/layouts/inference/nxdi_settings.h"
 #include "reshard/layouts/inference/nxdi_shares.h"
-#include "reshard/layouts/map/rank_rules.h"
+#include "reshard/layouts/rules/rank_rules.h"
 #include "reshard/specs/model/language_model.h"
 #include "reshard/specs/model/quantization.h"
 

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "reshard/layouts/core/layout.h"
-#include "reshard/layouts/map/rank_rules.h"
+#include "reshard/layouts/rules/rank_rules.h"
 
 namespace reshard {
 

@@ -10,6 +10,7 @@
 #include "reshard/layouts/ranks/inferred_stages.h"
 #include "reshard/layouts/ranks/read_ranks.h"
 #include "reshard/layouts/ranks/sharded_map.h"
+#include "reshard/layouts/rules/fit_form.h"
 #include "reshard/layouts/training/trainer.h"
 #include "reshard/layouts/training/training_notes.h"
 
@@ -63,9 +64,8 @@ void explain_presharded(Files&, const OptionValues&, ShardedCheckpoint& shards, 
       });
   if (padded) {
     validate_padded_split(shards, checkpoint);
-    std::set<std::string_view> held;
-    for (const TensorEntry& tensor : shards.files.front().front().tensors) held.insert(tensor.name);
-    shards.rules = {padded_rules(model, shards.tp, [&](const std::string& name) { return held.count(name) > 0; })};
+    const HeldTensors held(shards.files.front().front());
+    shards.rules = {padded_rules(model, shards.tp, [&](const std::string& name) { return held.has(name); })};
     return;
   }
   if (model.by_config_plan && !shards.record)

@@ -10,15 +10,17 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "reshard/base/checked.h"
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
 #include "reshard/layouts/core/checkpoint.h"
 #include "reshard/layouts/hf/hf.h"
-#include "reshard/layouts/map/rank_rules.h"
 #include "reshard/layouts/names/written_names.h"
 #include "reshard/layouts/ranks/rank_format.h"
 #include "reshard/layouts/ranks/read_ranks.h"
 #include "reshard/layouts/ranks/sharded_map.h"
+#include "reshard/layouts/rules/fit_form.h"
+#include "reshard/layouts/rules/rank_rules.h"
 #include "reshard/layouts/training/trainer.h"
 #include "reshard/specs/model/quantization.h"
 
@@ -81,11 +83,21 @@ constexpr Architecture kArchitectures[] = {
     {"qwen3_moe", true, true, true, true},
 };
 
-/// Form of a checkpoint.
-struct Form {
-  std::size_t version = 0;  // index into versions()
-  bool expert_parallel = false;
-};
+/// Returns the version in the form of a checkpoint, as an index into versions().
+std::size_t version_in(const OptionValues& form) {
+  const auto version = std::find(versions().begin(), versions().end(), form.choice(version_option()));
+  return static_cast<std::size_t>(version - versions().begin());
+}
+
+OptionValues with_version(std::size_t version) {
+  OptionValues form;
+  form.set(version_option().name, versions()[version]);
+  return form;
+}
+
+bool is_expert_parallel(const OptionValues& form) {
+  return form.flag(kExpertParallel.name);
+}
 
 const Architecture& architecture_of(const Model& model) {
   const std::string& type = model.family->model_type;
@@ -99,7 +111,7 @@ const Architecture& architecture_of(const Model& model) {
             "; vLLM itself loads the Hugging Face directory of any model it serves");
 }
 
-void validate_model(const Model& model, const Form& form) {
+void validate_model(const Model& model, const OptionValues& form) {
   const Architecture& architecture = architecture_of(model);
   constexpr const char* kWhole = "SGLang itself loads the Hugging Face directory";
   const auto refuse = [](const std::string& what, const std::string& hint) {
@@ -117,15 +129,15 @@ void validate_model(const Model& model, const Form& form) {
                        printable(model.quant_method)),
            fmt::format("vLLM loads the Hugging Face directory of a quantised model itself{}",
                        is_dequantized(model.quant_method) ? "; or dequantise it: set `dtype` to bfloat16" : ""));
-  if (is_sglang(form.version) && !architecture.in_sglang)
+  if (is_sglang(version_in(form)) && !architecture.in_sglang)
     refuse(fmt::format("SGLang's tensors of {} are unknown", model.family->model_type), kWhole);
-  if (is_sglang(form.version) && form.expert_parallel)
+  if (is_sglang(version_in(form)) && is_expert_parallel(form))
     refuse("`enable-expert-parallel` is not supported for SGLang", "leave out `enable-expert-parallel`");
   const bool mlp_bias = std::any_of(model.parameters.begin(), model.parameters.end(), [](const ModelParameter& p) {
     return p.is_bias && p.module.find(".mlp.") != std::string::npos;
   });
-  if (is_sglang(form.version) && mlp_bias) refuse("SGLang has no place for biases of the MLP", kWhole);
-  if (form.expert_parallel && !architecture.takes_experts)
+  if (is_sglang(version_in(form)) && mlp_bias) refuse("SGLang has no place for biases of the MLP", kWhole);
+  if (is_expert_parallel(form) && !architecture.takes_experts)
     refuse(fmt::format("`enable-expert-parallel` is not supported for {}", model.family->model_type),
            "leave out `enable-expert-parallel`");
 }
@@ -144,7 +156,7 @@ bool is_vocabulary(const ModelParameter& parameter) {
 }
 
 std::uint64_t padded_vocabulary(std::uint64_t size) {
-  return (size + kVocabularyMultiple - 1) / kVocabularyMultiple * kVocabularyMultiple;
+  return rounded_up(size, kVocabularyMultiple);
 }
 
 /// Sizes that the ranks must divide.
@@ -223,7 +235,7 @@ Model served_model(const Model& model) {
 
 /// Returns how `tp` ranks share a model: equally, or all on the first of ranks that are summed. If there are fewer
 /// key/value heads than ranks, neighbouring ranks have the same head.
-RankShares shares_of(const Sizes& sizes, std::uint32_t tp, const Form& form) {
+RankShares shares_of(const Sizes& sizes, std::uint32_t tp, const OptionValues& form) {
   RankShare usual{tp, std::vector<std::uint32_t>(tp), {}}, first{1, std::vector<std::uint32_t>(tp, 1), {}};
   std::iota(usual.of_rank.begin(), usual.of_rank.end(), 0u);
   first.of_rank[0] = 0;
@@ -234,7 +246,7 @@ RankShares shares_of(const Sizes& sizes, std::uint32_t tp, const Form& form) {
     usual.slots.key_value.push_back(static_cast<std::uint32_t>(slot / (slots / sizes.kv_heads)));
   RankShares shares;
   shares.usual = {{"", std::move(usual)}, {"first", std::move(first)}};
-  shares.experts = {{"", form.expert_parallel ? ExpertShare{1, tp} : ExpertShare{tp, 1}}};
+  shares.experts = {{"", is_expert_parallel(form) ? ExpertShare{1, tp} : ExpertShare{tp, 1}}};
   shares.padded = [](const ModelParameter& parameter, std::uint32_t) {
     const std::uint64_t size = parameter.shape[parameter.split_dim.value_or(0)];
     return is_vocabulary(parameter) ? padded_vocabulary(size) : size;
@@ -242,9 +254,10 @@ RankShares shares_of(const Sizes& sizes, std::uint32_t tp, const Form& form) {
   return shares;
 }
 
-std::vector<PartitionRule> rules_of(const Model& model, const Sizes& sizes, std::uint32_t tp, const Form& form) {
+std::vector<PartitionRule> rules_of(const Model& model, const Sizes& sizes, std::uint32_t tp,
+                                    const OptionValues& form) {
   const Model served = served_model(model);
-  const WrittenNames names = names_of(served, form.version);
+  const WrittenNames names = names_of(served, version_in(form));
   const RankShares shares = shares_of(sizes, tp, form);
   std::vector<PartitionRule> rules = RankRules(served, names, shares, tp).run([](const std::string&) { return false; });
   for (PartitionRule& rule : rules) rule.tied = false;  // the other name is not stored
@@ -260,16 +273,11 @@ constexpr LayoutTraits kVllmTraits{.name = "vllm",
                                    .axes = {MeshAxis::kTensor},
                                    .casts_to_config_dtype = true};
 
-Form asked_form(const OptionValues& values) {
-  const auto version = std::find(versions().begin(), versions().end(), values.choice(version_option()));
-  return {static_cast<std::size_t>(version - versions().begin()), values.flag(kExpertParallel.name)};
-}
-
-void validate_served_degree(const Sizes& sizes, std::uint32_t tp, const Form& form) {
-  const std::string problem = sizes.problem(tp, form.expert_parallel);
+void validate_served_degree(const Sizes& sizes, std::uint32_t tp, const OptionValues& form) {
+  const std::string problem = sizes.problem(tp, is_expert_parallel(form));
   if (problem.empty()) return;
   throw Error(ErrorKind::kUsage, problem).hint(describe_degrees([&](std::uint64_t degree) {
-    return sizes.problem(degree, form.expert_parallel).empty();
+    return sizes.problem(degree, is_expert_parallel(form)).empty();
   }));
 }
 
@@ -298,32 +306,33 @@ std::string describe_version(std::size_t version) {
 }
 
 /// Returns the version of SGLang that has the same names as an older vLLM, as an addition to its name; empty if none.
-std::string describe_same_names(const Model& model, const Sizes& sizes, std::uint32_t tp, const Form& form) {
-  if (is_sglang(form.version) || form.version == 0 || form.expert_parallel) return {};
+std::string describe_same_names(const Model& model, const Sizes& sizes, std::uint32_t tp, const OptionValues& form) {
+  const std::size_t own = version_in(form);
+  if (is_sglang(own) || own == 0 || is_expert_parallel(form)) return {};
   if (!architecture_of(model).in_sglang) return {};
   const auto stored_names = [&](std::size_t version) {
     std::set<std::string> names;
-    for (const PartitionRule& rule : rules_of(model, sizes, tp, {version})) names.insert(rule.stored_name);
+    for (const PartitionRule& rule : rules_of(model, sizes, tp, with_version(version))) names.insert(rule.stored_name);
     return names;
   };
-  for (std::size_t version = form.version + 1; version < versions().size(); ++version)
-    if (is_sglang(version) && stored_names(version) == stored_names(form.version))
+  for (std::size_t version = own + 1; version < versions().size(); ++version)
+    if (is_sglang(version) && stored_names(version) == stored_names(own))
       return fmt::format(" or {}, which has the same names,", describe_version(version));
   return {};
 }
 
-void note_served(TargetPlan& plan, const Model& model, const Sizes& sizes, const Form& form) {
+void note_served(TargetPlan& plan, const Model& model, const Sizes& sizes, const OptionValues& form) {
   if (!plan.without_place.empty())
     plan.notes.push_back("left out, as vLLM computes them: " + list_names(plan.without_place));
   for (const auto& [size, name] : sizes.vocabularies)
     if (padded_vocabulary(size) != size)
       plan.notes.push_back(fmt::format("padded the vocabulary from {} to {} with zeros, as vLLM requires", size,
                                        padded_vocabulary(size)));
-  plan.notes.push_back(
-      fmt::format("the files are for {}{} and its tensor-parallel size of {}{}: {} does not check the size, and "
-                  "refuses other names",
-                  describe_version(form.version), describe_same_names(model, sizes, plan.mesh.tp, form), plan.mesh.tp,
-                  form.expert_parallel ? " with expert parallelism" : "", is_sglang(form.version) ? "SGLang" : "vLLM"));
+  plan.notes.push_back(fmt::format(
+      "the files are for {}{} and its tensor-parallel size of {}{}: {} does not check the size, and "
+      "refuses other names",
+      describe_version(version_in(form)), describe_same_names(model, sizes, plan.mesh.tp, form), plan.mesh.tp,
+      is_expert_parallel(form) ? " with expert parallelism" : "", is_sglang(version_in(form)) ? "SGLang" : "vLLM"));
 }
 
 /// Returns the names of the embedding and the head, which are equal in all versions.
@@ -359,60 +368,72 @@ void validate_served_ranks(const Model& model, const Sizes& sizes, const Sharded
   }
 }
 
-/// Whether each rank has whole experts instead of a part of each expert.
-bool holds_whole_experts(const Sizes& sizes, const ShardedCheckpoint& shards) {
-  if (sizes.experts == 0 || shards.tp == 1) return false;
-  const auto& tensors = shards.files.front().front().tensors;
-  return std::any_of(tensors.begin(), tensors.end(), [&](const TensorEntry& tensor) {
-    return tensor.name.ends_with(".w13_weight") && tensor.shape.size() == 3 && tensor.shape[1] == 2 * sizes.expert_size;
-  });
+/// How a file differs from rules.
+struct FileMisfits {
+  std::string strange, missing;  // a tensor that only the file has, and one that it lacks; empty if there is none
+  std::size_t count = 0;         // of these, and of tensors of other shapes
+};
+
+FileMisfits file_misfits(const Container& file, const std::vector<PartitionRule>& rules, const RuleShapes& shapes) {
+  const HeldTensors held(file);
+  FileMisfits misfits;
+  std::unordered_set<std::string_view> known;
+  for (const PartitionRule& rule : rules) {
+    known.insert(rule.stored_name);
+    const TensorEntry* tensor = held.find(rule.stored_name);
+    if (tensor == nullptr && misfits.missing.empty()) misfits.missing = rule.stored_name;
+    misfits.count += tensor == nullptr || shapes.of(rule) != tensor->shape;
+  }
+  for (const TensorEntry& tensor : file.tensors) {
+    if (known.count(tensor.name) > 0) continue;
+    if (misfits.strange.empty()) misfits.strange = tensor.name;
+    ++misfits.count;
+  }
+  return misfits;
 }
 
-/// Sets the version of `form` to the newest one whose names match the files, and returns its rules.
-std::vector<PartitionRule> rules_by_names(const Model& model, const Sizes& sizes, const ShardedCheckpoint& shards,
-                                          Form& form) {
+/// Returns the form of the files, of the newest version whose names they have.
+OptionValues served_form(const Model& model, const Sizes& sizes, const ShardedCheckpoint& shards) {
   const Container& file = shards.files.front().front();
-  std::set<std::string_view> held;
-  for (const TensorEntry& tensor : file.tensors) held.insert(tensor.name);
-  const auto is_strange = [&](const PartitionRule& rule) { return held.count(rule.stored_name) == 0; };
-  for (form.version = 0; form.version < versions().size(); ++form.version) {
-    if (is_sglang(form.version)) continue;  // an older vLLM has the same names
-    std::vector<PartitionRule> rules = rules_of(model, sizes, shards.tp, form);
-    if (rules.size() == held.size() && std::none_of(rules.begin(), rules.end(), is_strange)) return rules;
+  const RuleShapes shapes(model);
+  std::vector<Unknown> unknowns{{&version_option(), {}}, {&kExpertParallel, {""}}};
+  for (std::size_t version = 0; version < versions().size(); ++version)
+    if (!is_sglang(version))
+      unknowns.front().values.emplace_back(versions()[version]);  // which has names of an older vLLM
+  if (sizes.experts != 0 && shards.tp > 1) unknowns.back().values.emplace_back("true");
+  const auto misfits_with = [&](const OptionValues& form) {
+    if (const std::string problem = sizes.problem(shards.tp, is_expert_parallel(form)); !problem.empty())
+      throw Error(ErrorKind::kUsage, problem);
+    return file_misfits(file, rules_of(model, sizes, shards.tp, form), shapes);
+  };
+  OptionValues form;
+  if (fit_form(form, unknowns, [&](const OptionValues& tried) { return misfits_with(tried).count; })) return form;
+  try {
+    const FileMisfits misfits = misfits_with(form);
+    if (misfits.strange.empty() && misfits.missing.empty()) return form;  // another check reports the shape
+    const bool has_strange = !misfits.strange.empty();
+    throw Error(ErrorKind::kBadInput, has_strange
+                                          ? "is not a parameter of the model in any known version of vLLM or SGLang"
+                                          : "is missing: every known version of vLLM has it")
+        .in(file.path)
+        .tensor(has_strange ? misfits.strange : misfits.missing)
+        .hint(fmt::format("supported are {}; config.json may belong to another model, or a file of the rank is missing",
+                          fmt::join(versions(), ", ")));
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::kUsage) throw;
+    throw Error(ErrorKind::kBadInput, "according to config.json, " + error.message())
+        .hint("the last ranks are missing, or config.json belongs to another model");
   }
-  form.version = 0;
-  std::unordered_set<std::string> known;
-  std::string missing;
-  for (const PartitionRule& rule : rules_of(model, sizes, shards.tp, form)) {
-    known.insert(rule.stored_name);
-    if (missing.empty() && is_strange(rule)) missing = rule.stored_name;
-  }
-  const auto strange = std::find_if(file.tensors.begin(), file.tensors.end(),
-                                    [&](const TensorEntry& tensor) { return known.count(tensor.name) == 0; });
-  const bool has_strange = strange != file.tensors.end();
-  throw Error(ErrorKind::kBadInput, has_strange
-                                        ? "is not a parameter of the model in any known version of vLLM or SGLang"
-                                        : "is missing: every known version of vLLM has it")
-      .in(file.path)
-      .tensor(has_strange ? strange->name : missing)
-      .hint(fmt::format("supported are {}; config.json may belong to another model, or a file of the rank is missing",
-                        fmt::join(versions(), ", ")));
 }
 
 void explain_vllm(Files&, const OptionValues&, ShardedCheckpoint& shards, Checkpoint& checkpoint) {
   const Model& model = *checkpoint.model;
   try {
-    Form form;
-    validate_model(model, form);
+    validate_model(model, {});
     const Sizes sizes(model);
     validate_served_ranks(model, sizes, shards);
-    form.expert_parallel = holds_whole_experts(sizes, shards);
-    if (const std::string problem = sizes.problem(shards.tp, form.expert_parallel); !problem.empty())
-      throw Error(ErrorKind::kBadInput, "according to config.json, " + problem)
-          .hint("the last ranks are missing, or config.json belongs to another model");
-    shards.rules = {rules_by_names(model, sizes, shards, form)};
-    checkpoint.form.set(version_option().name, versions()[form.version]);
-    checkpoint.form.set_flag(kExpertParallel.name, form.expert_parallel);
+    checkpoint.form = served_form(model, sizes, shards);
+    shards.rules = {rules_of(model, sizes, shards.tp, checkpoint.form)};
   } catch (Error& error) {
     throw error.path().empty() ? error.in(checkpoint.path) : error;
   }
@@ -445,12 +466,12 @@ class VllmLayout final : public Layout {
 
   TargetPlan plan(const TargetRequest& request, const TargetContext& context) const override {
     const Model& model = *context.model;
-    Form form = asked_form(request.options);
+    OptionValues form = request.options;
     validate_model(model, form);
     TargetPlan plan;
     plan_mesh(plan, request, model);
-    if (plan.mesh.tp == 1) form.expert_parallel = false;  // vLLM does not distribute experts over one rank
-    plan.partition.reset();                               // there are no stages
+    if (plan.mesh.tp == 1) form.erase(kExpertParallel.name);  // vLLM does not distribute experts over one rank
+    plan.partition.reset();                                   // there are no stages
     plan.cut_names.clear();
     const Sizes sizes(model);
     validate_served_degree(sizes, plan.mesh.tp, form);

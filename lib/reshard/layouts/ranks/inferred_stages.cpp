@@ -13,8 +13,9 @@
 #include "reshard/base/error.h"
 #include "reshard/layouts/core/checkpoint.h"
 #include "reshard/layouts/core/strangers.h"
-#include "reshard/layouts/map/metadata_rules.h"
 #include "reshard/layouts/ranks/sharded_checkpoint.h"
+#include "reshard/layouts/rules/fit_form.h"
+#include "reshard/layouts/rules/metadata_rules.h"
 #include "reshard/specs/model/quantization.h"
 #include "reshard/specs/peft/adapter_metadata.h"
 
@@ -28,11 +29,10 @@ constexpr const char* kOutputPlace = ".lora_B";  // the matrix of an adapter wit
 class Derivation {
  public:
   Derivation(const Model& model, const ShardedCheckpoint& shards, const PartitionOptions& heads, const Container& file)
-      : model_(model), tp_(shards.tp), allows_extra_(shards.allows_extra), heads_(heads), file_(file) {
+      : model_(model), tp_(shards.tp), allows_extra_(shards.allows_extra), heads_(heads), file_(file), held_(file) {
     for (const ModelParameter& parameter : model.parameters) by_name_.emplace(parameter.name, &parameter);
     add_fused_names({});
     for (std::uint64_t layer = 0; layer < model.layers; ++layer) add_fused_names(layer);
-    for (const TensorEntry& tensor : file.tensors) held_.emplace(tensor.name, &tensor);
   }
 
   /// \param rules  rules of tensors to leave out.
@@ -239,7 +239,7 @@ class Derivation {
     if (!module) return false;
     const auto holds_fused = [&](const std::string& place) {
       const std::string fused = *module + "." + a.fused + place + ".weight_q";
-      return held_.count(fused) > 0 || held_.count(fused + "kv") > 0;
+      return held_.has(fused) || held_.has(fused + "kv");
     };
     return parameter.module == *module + "." + a.output && (holds_fused("") || holds_fused(kOutputPlace));
   }
@@ -314,8 +314,8 @@ class Derivation {
       return;
     }
     // An alias of a tensor in this file has the rule of its source.
-    const auto source = held_.find(parameter.tied_to);
-    if (source != held_.end() && source->second->shape == tensor.shape) return;
+    const TensorEntry* source = held_.find(parameter.tied_to);
+    if (source != nullptr && source->shape == tensor.shape) return;
     if (is_grouped_output(parameter)) {  // its heads follow those of the projections
       metadata_.parameters.push_back({tensor.name, true, 1, 1, tp_, {}});
       return;
@@ -354,15 +354,15 @@ class Derivation {
 
   /// The number of rows of a tensor on a rank; 0 if the rank does not have it.
   std::uint64_t rows_held(const std::string& name) const {
-    const auto found = held_.find(name);
-    return found == held_.end() || found->second->shape.empty() ? 0 : found->second->shape.front();
+    const TensorEntry* found = held_.find(name);
+    return found == nullptr || found->shape.empty() ? 0 : found->shape.front();
   }
 
   /// The number of columns of a weight on a rank, if the rank has it.
   std::optional<std::uint64_t> columns_held(const std::string& name) const {
-    const auto found = held_.find(name);
-    if (found == held_.end() || found->second->shape.size() != 2) return std::nullopt;
-    return found->second->shape[1];
+    const TensorEntry* found = held_.find(name);
+    if (found == nullptr || found->shape.size() != 2) return std::nullopt;
+    return found->shape[1];
   }
 
   /// Infers the replication of key/value heads and the existence of padding heads from a rank's number of rows.
@@ -378,8 +378,7 @@ class Derivation {
       const std::uint64_t kv = spec.kv_output_size_per_partition;
       if (columns && *columns != q) return false;  // the output projection has the same heads
       // A layer that shares another layer's keys has none.
-      return one_weight ? rows == q + 2 * kv
-                        : rows == q && (rows_held(prefix + "k") == kv || held_.count(prefix + "k") == 0);
+      return one_weight ? rows == q + 2 * kv : rows == q && (rows_held(prefix + "k") == kv || !held_.has(prefix + "k"));
     };
     PartitionOptions options = heads_;
     options.attention = attention_form_of(true, one_weight);
@@ -394,7 +393,7 @@ class Derivation {
         if (!multiplier_problem(model_.heads, model_.kv_heads, tp_, multiplier, pad).empty()) continue;
         options.kv_size_multiplier = multiplier;
         GQAQKVColumnParallelLinearSpec spec = gqa_spec(model_, tp_, options);
-        spec.bias = held_.count(fused.module + "." + fused.name + ".bias_" + fused.letter) > 0;
+        spec.bias = held_.has(fused.module + "." + fused.name + ".bias_" + fused.letter);
         if (fits(spec)) return spec;
       }
     }
@@ -418,7 +417,7 @@ class Derivation {
   const Container& file_;
   std::unordered_map<std::string, const ModelParameter*> by_name_;
   std::unordered_map<std::string, Fused> fused_;
-  std::unordered_map<std::string, const TensorEntry*> held_;
+  HeldTensors held_;
   std::map<std::string, std::vector<TransformationSpec>> modules_;
   StageMetadata metadata_;
 };

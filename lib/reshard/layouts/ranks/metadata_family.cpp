@@ -15,7 +15,7 @@
 #include "reshard/base/error.h"
 #include "reshard/base/json.h"
 #include "reshard/base/strings.h"
-#include "reshard/layouts/map/metadata_rules.h"
+#include "reshard/layouts/rules/metadata_rules.h"
 #include "reshard/specs/family/resolve_family.h"
 #include "reshard/specs/model/model.h"
 

@@ -11,7 +11,7 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
-#include "reshard/layouts/map/metadata_rules.h"
+#include "reshard/layouts/rules/metadata_rules.h"
 
 namespace reshard {
 namespace {

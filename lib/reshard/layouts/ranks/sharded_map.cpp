@@ -11,11 +11,11 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
-#include "reshard/layouts/map/metadata_rules.h"
-#include "reshard/layouts/map/packing.h"
 #include "reshard/layouts/map/rank_record.h"
 #include "reshard/layouts/map/target_file.h"
 #include "reshard/layouts/ranks/rank_format.h"
+#include "reshard/layouts/rules/metadata_rules.h"
+#include "reshard/layouts/rules/packing.h"
 #include "reshard/specs/stages/stage_json.h"
 
 namespace reshard {

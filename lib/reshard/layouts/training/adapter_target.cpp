@@ -11,11 +11,11 @@
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
 #include "reshard/formats/torch/state_dict.h"
-#include "reshard/layouts/map/metadata_rules.h"
 #include "reshard/layouts/map/target_file.h"
 #include "reshard/layouts/peft/adapter_content.h"
 #include "reshard/layouts/peft/adapter_folders.h"
 #include "reshard/layouts/ranks/sharded_map.h"
+#include "reshard/layouts/rules/metadata_rules.h"
 #include "reshard/specs/peft/adapter_metadata.h"
 #include "reshard/specs/peft/peft_stages.h"
 #include "reshard/specs/stages/stage_json.h"
@@ -140,7 +140,7 @@ WrappedModel wrap_model(const Trainer& trainer, LoraFuse fuse, const TargetReque
   const AdapterForm& form = *trainer.adapters;
   plan_mesh(plan, request, *context.model);
   if (trainer.validate_model != nullptr) trainer.validate_model(*context.model, plan.mesh.tp, request.options);
-  const auto [values, modules] = requested_modules(trainer, request.options, *context.model, plan.mesh.tp);
+  const auto [values, modules] = requested_modules(trainer, request.options, *context.model);
   const PartitionOptions options = trainer.options_of(values, context.source_partition);
   const std::vector<StagePlan> base =
       plan_stages(*context.model, plan.mesh.tp, *plan.partition, options, [](const auto&) { return false; });

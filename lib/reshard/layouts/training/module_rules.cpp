@@ -9,9 +9,11 @@
 #include <unordered_set>
 #include <utility>
 
+#include "reshard/base/checked.h"
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
 #include "reshard/layouts/ranks/rank_format.h"
+#include "reshard/layouts/rules/fit_form.h"
 #include "reshard/specs/stages/stage_plan.h"
 
 namespace reshard {
@@ -20,6 +22,16 @@ namespace {
 /// Programs in Scheme::program, by the index of their choice in kModelSources.
 constexpr const char* kModulePrograms[] = {"nxd-training", "nxdt-megatron"};
 constexpr std::uint64_t kUsualVocabularyMultiple = 128;  // NxD Training's make_vocab_size_divisible_by
+/// Index into Scheme::versions of files that are read; the newest one is written.
+constexpr LayoutOption kModuleVersion{"module-version", LayoutOption::Type::kRank, "", {}, "0"};
+
+const char* program_of(const OptionValues& form) {
+  return kModulePrograms[form.choice(kModelSource) == kModelSources[1] ? 1 : 0];
+}
+
+bool has_rows_by_head(const OptionValues& form) {
+  return form.choice(kRowOrder) == kRowOrders[0];
+}
 
 bool is_of_vocabulary(const ModelParameter& parameter) {
   return !parameter.layer && parameter.split_dim == 0u && parameter.shape.size() == 2;
@@ -31,9 +43,9 @@ bool stacks_experts(const WrittenNames::Entry& entry) {
 }
 
 /// The setting of a program that Scheme::Entry::when may refer to, or a number of the model.
-Expression::Lookup settings_of(const Model& model, const ModuleForm& form) {
+Expression::Lookup settings_of(const Model& model, const OptionValues& form) {
   return [&model, &form](const std::string& key) -> ConfigValue {
-    if (key == "rows_by_head") return form.rows_by_head;
+    if (key == "rows_by_head") return has_rows_by_head(form);
     if (key == "num_attention_heads") return model.heads;
     if (key == "num_key_value_heads") return model.kv_heads;
     throw Error(ErrorKind::kInternal, fmt::format("a built-in scheme refers to an unknown setting, {}", key));
@@ -42,14 +54,14 @@ Expression::Lookup settings_of(const Model& model, const ModuleForm& form) {
 
 }  // namespace
 
-std::shared_ptr<const Scheme> module_scheme(const Model& model, const ModuleForm& form) {
-  return builtin_scheme(form.program, *model.family, settings_of(model, form));
+std::shared_ptr<const Scheme> module_scheme(const Model& model, const OptionValues& form) {
+  return builtin_scheme(program_of(form), *model.family, settings_of(model, form));
 }
 
-std::string families_with_modules(const ModuleForm& form) {
+std::string families_with_modules(const OptionValues& form) {
   std::vector<std::string> families;
   for (const auto& scheme : builtin_schemes())
-    if (scheme->program == form.program) families = scheme->families;
+    if (scheme->program == program_of(form)) families = scheme->families;
   return join(families, ", ");
 }
 
@@ -65,8 +77,8 @@ bool has_module_name(std::string_view tensor) {
   return kNames.count(with_stars(std::string(tensor))) > 0;
 }
 
-ModuleRules::ModuleRules(const Model& model, std::shared_ptr<const Scheme> scheme, const ModuleForm& form)
-    : model_(model), form_(form), names_(model, std::move(scheme), form.version) {}
+ModuleRules::ModuleRules(const Model& model, std::shared_ptr<const Scheme> scheme, OptionValues form)
+    : model_(model), form_(std::move(form)), names_(model, std::move(scheme), *form_.number(kModuleVersion)) {}
 
 bool ModuleRules::has_attention() const {
   return model_.family->attention &&
@@ -99,9 +111,9 @@ HeadSlots ModuleRules::head_slots(const HeadCounts& heads, std::uint32_t tp) con
   spec.num_attention_heads = heads.query;
   spec.num_key_value_heads = heads.key_value;
   spec.kv_size_multiplier =
-      static_cast<std::uint32_t>(form_.multiplier.value_or(usual_multiplier(heads.key_value, tp)));
+      static_cast<std::uint32_t>(form_.number(kKvSizeMultiplier).value_or(usual_multiplier(heads.key_value, tp)));
   spec.tp_size = tp;
-  spec.replication = form_.replication;
+  spec.replication = replication_of(form_);
   for (const WrittenNames::Entry& entry : names_.entries()) {
     if (entry.rule->heads.empty()) continue;
     const std::string problem = multiplier_problem(heads.query, heads.key_value, tp, spec.kv_size_multiplier);
@@ -139,10 +151,11 @@ std::vector<PartitionRule> ModuleRules::rules(const Mesh& mesh) const {
   const bool pads_experts =
       std::any_of(names_.entries().begin(), names_.entries().end(),
                   [](const WrittenNames::Entry& entry) { return entry.rule->is_padded && stacks_experts(entry); });
-  shares.experts.emplace("", ExpertShare{mesh.tp, mesh.ep, 1, pads_experts ? form_.rounding : 1});
+  shares.experts.emplace("",
+                         ExpertShare{mesh.tp, mesh.ep, 1, pads_experts ? form_.number(kRoundFactor).value_or(1) : 1});
   shares.padded = [&](const ModelParameter& parameter, std::uint32_t) {
-    if (form_.vocabulary != 0 && is_of_vocabulary(parameter)) return form_.vocabulary;
-    return (parameter.shape[parameter.split_dim.value_or(0)] + mesh.tp - 1) / mesh.tp * mesh.tp;
+    const std::uint64_t multiple = is_of_vocabulary(parameter) ? form_.number(kVocabularyMultiple).value_or(1) : 1;
+    return rounded_up(parameter.shape[parameter.split_dim.value_or(0)], multiple * mesh.tp);
   };
   std::vector<PartitionRule> rules =
       RankRules(model_, names_, shares, ranks).run([](const std::string&) { return true; });
@@ -201,43 +214,20 @@ void ModuleRules::replace_in(std::vector<StageRules>& stages, const Mesh& mesh) 
 
 namespace {
 
-/// The tensors of all stages, as the first rank with them has them.
-class HeldTensors {
- public:
-  explicit HeldTensors(const ShardedCheckpoint& shards) {
-    for (const std::vector<Container>& stage : shards.files)
-      for (const Container& file : stage)
-        for (const TensorEntry& tensor : file.tensors) by_name_.emplace(tensor.name, Place{&tensor, &file});
-  }
-
-  const TensorEntry* find(const std::string& name) const {
-    const auto found = by_name_.find(name);
-    return found == by_name_.end() ? nullptr : found->second.tensor;
-  }
-  Error error(ErrorKind kind, const std::string& name, const std::string& message) const {
-    return Error(kind, message).in(by_name_.at(name).file->path).tensor(name);
-  }
-
- private:
-  struct Place {
-    const TensorEntry* tensor;
-    const Container* file;
-  };
-  std::unordered_map<std::string_view, Place> by_name_;
-};
-
 /// Returns the form whose names most of the tensors have; std::nullopt if none has such a name.
-std::optional<ModuleForm> form_in_files(const Model& model, const HeldTensors& held) {
-  std::optional<ModuleForm> best;
+std::optional<OptionValues> form_in_files(const Model& model, const HeldTensors& held) {
+  std::optional<OptionValues> best;
   std::size_t most = 0;
-  for (const char* program : kModulePrograms) {
-    ModuleForm form{program};
+  for (const char* source : kModelSources) {
+    OptionValues form;
+    form.set(kModelSource.name, source);
     const auto scheme = module_scheme(model, form);
-    for (; scheme && form.version < std::max<std::size_t>(1, scheme->versions.size()); ++form.version) {
+    for (std::size_t version = 0; scheme && version < std::max<std::size_t>(1, scheme->versions.size()); ++version) {
+      form.set_number(kModuleVersion.name, version);
       const ModuleRules rules(model, scheme, form);
       const auto& entries = rules.names().entries();
-      const auto count = static_cast<std::size_t>(std::count_if(
-          entries.begin(), entries.end(), [&](const auto& entry) { return held.find(entry.name) != nullptr; }));
+      const auto count = static_cast<std::size_t>(
+          std::count_if(entries.begin(), entries.end(), [&](const auto& entry) { return held.has(entry.name); }));
       if (count > most) best = form;
       most = std::max(most, count);
     }
@@ -267,18 +257,19 @@ std::optional<DType> remove_buffers(ShardedCheckpoint& shards, const WrittenName
   return dtype;
 }
 
-/// Infers the order of rows in fused projections of attention.
-bool has_rows_by_head(const Model& model, const ModuleForm& form, const HeldTensors& held, std::uint32_t tp,
-                      std::optional<DType> buffers) {
-  ModuleForm other = form;
-  other.rows_by_head = !form.rows_by_head;
+/// Validates that files have the rows of fused projections of attention in the order of `form`, by head, as training saves
+/// them.
+void validate_row_order(const OptionValues& form, const Model& model, const HeldTensors& held, std::uint32_t tp,
+                        std::optional<DType> buffers) {
+  OptionValues other = form;
+  other.set(kRowOrder.name, kRowOrders[1]);
   const ModuleRules rules(model, module_scheme(model, form), form), others(model, module_scheme(model, other), other);
-  if (model.kv_heads <= tp) return form.rows_by_head;  // a rank has one head, and both orders are the same
+  if (model.kv_heads <= tp) return;  // a rank has one head, and both orders are the same
   for (const WrittenNames::Entry& entry : rules.names().entries()) {
     const TensorEntry* tensor = held.find(entry.name);
     const WrittenNames::Entry* in_other = others.names().find(entry.tensors.front()).entry;
     if (tensor == nullptr || in_other == nullptr || in_other->rule->entry_dims == entry.rule->entry_dims) continue;
-    if (buffers == tensor->dtype) return true;  // training saves its buffers, in the dtype of the model
+    if (buffers == tensor->dtype) return;  // training saves its buffers, in the dtype of the model
     throw held
         .error(ErrorKind::kBadInput, entry.name,
                buffers
@@ -291,11 +282,10 @@ bool has_rows_by_head(const Model& model, const ModuleForm& form, const HeldTens
             "set `from-qkv-rows` to by-projection for the output of NxD Training's converter (all query, then all key, "
             "then all value rows of a rank), or to by-head for what training in megatron style saved");
   }
-  return form.rows_by_head;
 }
 
 /// Whether buffers show that training saved the files: they have the dtype of the model.
-bool are_of_training(std::optional<DType> buffers, const ModuleForm& form, const Model& model,
+bool are_of_training(std::optional<DType> buffers, const OptionValues& form, const Model& model,
                      const HeldTensors& held) {
   const ModuleRules rules(model, module_scheme(model, form), form);
   const auto& entries = rules.names().entries();
@@ -375,43 +365,35 @@ void find_expert_ranks(ShardedCheckpoint& shards, const ModuleRules& rules, cons
   }
 }
 
-/// Returns the shape in the file that the rule defines on a rank.
-std::optional<Dims> shape_by_rule(const PartitionRule& rule, const Model& model, std::uint32_t rank) {
-  std::vector<Dims> shapes;
-  for (const PartitionRule::Part& part : rule.parts)
-    for (const ModelParameter& parameter : model.parameters)
-      if (parameter.name == part.logical_name) shapes.push_back(parameter.shape);
-  const auto stored = stored_shape(rule, rank, shapes);
-  return stored ? std::optional(file_shape(rule, rank, *stored)) : std::nullopt;
-}
-
 /// Infers the number of replicas of key/value heads from the shapes of the first rank, unless the form has it.
-void find_multiplier(ModuleForm& form, const ShardedCheckpoint& shards, const Model& model, const HeldTensors& held) {
+void find_multiplier(OptionValues& form, const ShardedCheckpoint& shards, const Model& model, const HeldTensors& held) {
   const auto scheme = module_scheme(model, form);
   const HeadCounts heads = head_counts(model, ModuleRules(model, scheme, form).names());
-  if (form.multiplier || heads.query == 0) return;
-  for (const std::uint64_t multiplier : legal_multipliers(heads.query, heads.key_value, shards.tp)) {
-    ModuleForm tried = form;
-    tried.multiplier = multiplier;
+  if (form.has(kKvSizeMultiplier.name) || heads.query == 0) return;
+  Unknown multiplier{&kKvSizeMultiplier, {}};
+  for (const std::uint64_t one : legal_multipliers(heads.query, heads.key_value, shards.tp))
+    multiplier.values.push_back(std::to_string(one));
+  const RuleShapes shapes(model);
+  OptionValues found = form;
+  const bool fits = fit_form(found, {&multiplier, 1}, [&](const OptionValues& tried) {
     const ModuleRules modules(model, scheme, tried);
     const std::vector<PartitionRule> rules = modules.rules({shards.tp, shards.pp, 1, shards.ep});
-    const bool fits = std::all_of(rules.begin(), rules.end(), [&](const PartitionRule& rule) {
+    return static_cast<std::size_t>(std::count_if(rules.begin(), rules.end(), [&](const PartitionRule& rule) {
       const TensorEntry* tensor = held.find(rule.stored_name);
       const WrittenNames::Entry* entry =
           rule.parts.empty() ? nullptr : modules.names().find(rule.parts.front().logical_name).entry;
-      if (tensor == nullptr || entry == nullptr || entry->rule->heads.empty()) return true;
-      return shape_by_rule(rule, model, 0) == tensor->shape;
-    });
-    if (!fits) continue;
-    form.multiplier = multiplier;
-    return;
-  }
+      const bool has_heads = tensor != nullptr && entry != nullptr && !entry->rule->heads.empty();
+      return has_heads && shapes.of(rule) != tensor->shape;
+    }));
+  });
+  if (fits) form = std::move(found);  // otherwise another check reports the shapes
 }
 
 /// Infers the padding in files from the shape of the first tensor of each kind that has a padded entry.
 /// \throws Error kUnsupported for experts that are not transposed.
-void find_padding(ModuleForm& form, const ShardedCheckpoint& shards, const ModuleRules& rules, const Model& model,
+void find_padding(OptionValues& form, const ShardedCheckpoint& shards, const ModuleRules& rules, const Model& model,
                   const HeldTensors& held) {
+  const RuleShapes shapes(model);
   std::unordered_map<std::string_view, const ModelParameter*> by_name;
   for (const ModelParameter& parameter : model.parameters) by_name.emplace(parameter.name, &parameter);
   std::unordered_map<std::string, const WrittenNames::Entry*> entries;
@@ -421,7 +403,7 @@ void find_padding(ModuleForm& form, const ShardedCheckpoint& shards, const Modul
     const TensorEntry* tensor = held.find(rule.stored_name);
     if (tensor == nullptr || !seen.insert(with_stars(rule.stored_name)).second) continue;
     const WrittenNames::Entry& entry = *entries.at(rule.stored_name);
-    const auto expected = shape_by_rule(rule, model, 0);
+    const auto expected = shapes.of(rule);
     const Dims& shape = tensor->shape;
     if (!expected || *expected == shape || expected->size() != shape.size()) continue;
     const std::uint64_t matrices = entry.rule->parameters.size();
@@ -430,9 +412,10 @@ void find_padding(ModuleForm& form, const ShardedCheckpoint& shards, const Modul
       if ((*expected)[dim] != shape[dim]) others.push_back(dim);
     const std::size_t dim = others.front();
     const bool is_longer = others.size() == 1 && shape[dim] > (*expected)[dim] && shape[dim] % matrices == 0;
-    if (is_longer && entry.rule->is_padded && stacks_experts(entry)) form.rounding = shape[dim] / matrices;
+    if (is_longer && entry.rule->is_padded && stacks_experts(entry))
+      form.set_number(kRoundFactor.name, shape[dim] / matrices);
     if (is_longer && entry.rule->is_padded && is_of_vocabulary(*by_name.at(entry.tensors.front())))
-      form.vocabulary = shape[dim] * shards.tp;
+      form.set_number(kVocabularyMultiple.name, shape[dim]);
     if (!stacks_experts(entry) || others.size() != 2) continue;
     for (const auto& [split, other] : {std::pair(others[0], others[1]), std::pair(others[1], others[0])}) {
       const std::uint64_t of_expert = (*expected)[split] / matrices * shards.tp;
@@ -468,45 +451,46 @@ void cut_padding(ShardedCheckpoint& shards, PartitionRule& rule) {
 }
 
 /// Records the options with which the files were written.
-void note_form(const ModuleForm& form, const ShardedCheckpoint& shards, Checkpoint& checkpoint) {
+void note_form(const OptionValues& form, const ShardedCheckpoint& shards, Checkpoint& checkpoint) {
   const std::vector<const LayoutOption*> options = checkpoint.layout->options();
   const auto has = [&](const LayoutOption& option) {
     return std::any_of(options.begin(), options.end(),
                        [&](const LayoutOption* one) { return one->name == option.name; });
   };
   if (!has(kModelSource)) return;
-  const bool is_usual = form.program == kModulePrograms[0];
-  if (!is_usual) checkpoint.form.set(kModelSource.name, kModelSources[1]);
-  if (!form.rows_by_head) checkpoint.form.set(kRowOrder.name, kRowOrders[1]);
-  if (form.rounding > 1) checkpoint.form.set_number(kRoundFactor.name, form.rounding);
-  if (!is_usual) {
-    std::uint64_t rows = form.vocabulary;
-    for (const ModelParameter& parameter : checkpoint.model->parameters)
-      if (rows == 0 && is_of_vocabulary(parameter)) rows = parameter.shape[0];
-    checkpoint.form.set_number(kVocabularyMultiple.name, rows / shards.tp);
-  }
+  for (const LayoutOption* option : {&kModelSource, &kRowOrder})
+    if (form.choice(*option) != option->choices.front()) checkpoint.form.set(option->name, form.choice(*option));
+  if (form.number(kRoundFactor).value_or(1) > 1)
+    checkpoint.form.set_number(kRoundFactor.name, *form.number(kRoundFactor));
+  if (form.choice(kModelSource) == kModelSources[0]) return;
+  auto multiple = form.number(kVocabularyMultiple);
+  for (const ModelParameter& parameter : checkpoint.model->parameters)
+    if (!multiple && is_of_vocabulary(parameter)) multiple = parameter.shape[0] / shards.tp;
+  checkpoint.form.set_number(kVocabularyMultiple.name, multiple.value_or(0));
 }
 
 }  // namespace
 
 namespace {
 
-void fill_rules(ShardedCheckpoint& shards, Checkpoint& checkpoint, const KnownForm& known) {
+void fill_rules(ShardedCheckpoint& shards, Checkpoint& checkpoint, const OptionValues& known) {
   const Model& model = *checkpoint.model;
-  const HeldTensors held(shards);
-  std::optional<ModuleForm> form = form_in_files(model, held);
+  const HeldTensors held(shards.files);
+  std::optional<OptionValues> form = form_in_files(model, held);
   if (!form) return;
-  form->multiplier = known.multiplier;
-  form->replication = known.replication;
+  for (const LayoutOption* option : {&kKvSizeMultiplier, &kKvReplication})
+    if (known.has(option->name)) form->set(option->name, known.all().at(option->name));
   find_multiplier(*form, shards, model, held);
   const ModuleRules found(model, module_scheme(model, *form), *form);
   find_expert_ranks(shards, found, model, held);
   checkpoint.mesh.ep = shards.ep;
   const std::optional<DType> buffers = remove_buffers(shards, found.names(), checkpoint);
-  const HeldTensors kept(shards);
-  form->rows_by_head =
-      known.rows_by_head ? *known.rows_by_head : has_rows_by_head(model, *form, kept, shards.tp, buffers);
-  if (known.rows_by_head == false && are_of_training(buffers, *form, model, kept))
+  const HeldTensors kept(shards.files);
+  if (known.has(kRowOrder.name))
+    form->set(kRowOrder.name, known.choice(kRowOrder, "from-"));
+  else
+    validate_row_order(*form, model, kept, shards.tp, buffers);
+  if (!has_rows_by_head(*form) && are_of_training(buffers, *form, model, kept))
     throw Error(ErrorKind::kBadInput,
                 "`from-qkv-rows` by-projection contradicts the files: training saved them, by head")
         .in(shards.folder.path)
@@ -516,7 +500,7 @@ void fill_rules(ShardedCheckpoint& shards, Checkpoint& checkpoint, const KnownFo
   std::vector<PartitionRule> all = modules.rules({shards.tp, shards.pp, 1, shards.ep});
   std::unordered_set<std::string_view> vocabularies;
   for (const ModelParameter& parameter : model.parameters)
-    if (form->vocabulary != 0 && is_of_vocabulary(parameter)) vocabularies.insert(parameter.name);
+    if (form->has(kVocabularyMultiple.name) && is_of_vocabulary(parameter)) vocabularies.insert(parameter.name);
   for (PartitionRule& rule : all)
     if (!rule.parts.empty() && vocabularies.count(rule.parts.front().logical_name) > 0) cut_padding(shards, rule);
   for (const std::vector<Container>& stage : shards.files) {
@@ -532,7 +516,7 @@ void fill_rules(ShardedCheckpoint& shards, Checkpoint& checkpoint, const KnownFo
 
 }  // namespace
 
-void explain_modules(ShardedCheckpoint& shards, Checkpoint& checkpoint, const KnownForm& known) {
+void explain_modules(ShardedCheckpoint& shards, Checkpoint& checkpoint, const OptionValues& known) {
   try {
     fill_rules(shards, checkpoint, known);
   } catch (const Error& error) {
@@ -544,23 +528,29 @@ void explain_modules(ShardedCheckpoint& shards, Checkpoint& checkpoint, const Kn
   }
 }
 
+std::string why_order_idle(const Checkpoint& checkpoint) {
+  if (!checkpoint.model) return "the metadata defines the order";
+  return checkpoint.partition.kv_size_multiplier.value_or(1) > 1 ? "" : "key/value heads are not replicated";
+}
+
+KvReplication replication_of(const OptionValues& values) {
+  return values.choice(kKvReplication) == kKvOrders[1] ? KvReplication::kAdjacent : KvReplication::kTiled;
+}
+
 std::string why_megatron_idle(const TargetPlan& plan, const Model&) {
   return plan.form.choice(kModelSource) == kModelSources[1]
              ? ""
              : fmt::format("it applies to `{}` {}", kModelSource.name, kModelSources[1]);
 }
 
-ModuleForm requested_form(const OptionValues& values, const Model& model, std::uint32_t tp) {
-  const bool is_megatron = values.choice(kModelSource) == kModelSources[1];
-  ModuleForm form{kModulePrograms[is_megatron ? 1 : 0]};
-  form.rows_by_head = values.choice(kRowOrder) == kRowOrders[0];
-  form.rounding = values.number(kRoundFactor).value_or(1);
-  if (!is_megatron) return form;
-  form.multiplier = 1;  // megatron style has no replicas
-  const std::uint64_t multiple = values.number(kVocabularyMultiple).value_or(kUsualVocabularyMultiple) * tp;
-  for (const ModelParameter& parameter : model.parameters)
-    if (is_of_vocabulary(parameter)) form.vocabulary = (parameter.shape[0] + multiple - 1) / multiple * multiple;
-  return form;
+OptionValues requested_form(OptionValues values) {
+  if (values.choice(kModelSource) == kModelSources[0]) {
+    values.erase(kVocabularyMultiple.name);
+    return values;
+  }
+  values.set_number(kKvSizeMultiplier.name, 1);  // megatron style has no replicas
+  if (!values.has(kVocabularyMultiple.name)) values.set_number(kVocabularyMultiple.name, kUsualVocabularyMultiple);
+  return values;
 }
 
 }  // namespace reshard

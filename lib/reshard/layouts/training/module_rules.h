@@ -10,32 +10,23 @@
 #include "reshard/layouts/core/attention_report.h"
 #include "reshard/layouts/core/checkpoint.h"
 #include "reshard/layouts/core/layout.h"
-#include "reshard/layouts/map/rank_rules.h"
 #include "reshard/layouts/names/written_names.h"
+#include "reshard/layouts/ranks/read_ranks.h"
 #include "reshard/layouts/ranks/sharded_map.h"
+#include "reshard/layouts/rules/rank_rules.h"
 #include "reshard/specs/parallel/mesh.h"
 #include "reshard/specs/parallel/transformation_specs.h"
 
 namespace reshard {
 
-/// How NxD's trainers store the modules that have names of their own, such as experts, by a scheme for ranks. Such a
-/// module is not described by metadata.
-struct ModuleForm {
-  std::string program;           // Scheme::program
-  std::size_t version = 0;       // index into Scheme::versions
-  bool rows_by_head = true;      // query, key and value rows of a fused projection alternate from head to head
-  std::uint64_t rounding = 1;    // a rank's rows of an expert are padded with zeros to a multiple of this
-  std::uint64_t vocabulary = 0;  // padded rows of the vocabulary; 0: not padded
-  /// Replicas of each key/value head where entries are heads; std::nullopt: the usual number.
-  std::optional<std::uint64_t> multiplier;
-  KvReplication replication = KvReplication::kTiled;
-};
-
-/// The modules of one model that a scheme describes. Borrows the model.
+/// The modules with names of their own in NxD's trainers, such as experts, which a scheme for ranks describes and metadata
+/// does not. Borrows the model.
 class ModuleRules {
  public:
+  /// \param form  values of kModelSource, kRowOrder, kRoundFactor, kVocabularyMultiple, kKvSizeMultiplier and
+  ///              kKvReplication; kModuleVersion.
   /// \throws Error kUnsupported if the model has only some of the tensors of an entry.
-  ModuleRules(const Model& model, std::shared_ptr<const Scheme> scheme, const ModuleForm& form);
+  ModuleRules(const Model& model, std::shared_ptr<const Scheme> scheme, OptionValues form);
 
   const WrittenNames& names() const { return names_; }
   /// Whether an entry stores a parameter of this name.
@@ -62,31 +53,25 @@ class ModuleRules {
   void order_like_module(std::vector<PartitionRule>& rules) const;
 
   const Model& model_;
-  ModuleForm form_;
+  OptionValues form_;
   WrittenNames names_;
 };
 
-/// Returns the scheme of the program for the model's family and `form`; null if the program does not have the family.
-std::shared_ptr<const Scheme> module_scheme(const Model& model, const ModuleForm& form);
+/// Returns the scheme of `form` for the model's family; null if there is none.
+std::shared_ptr<const Scheme> module_scheme(const Model& model, const OptionValues& form);
 
-/// Returns the families that the program has, separated by commas.
-std::string families_with_modules(const ModuleForm& form);
+/// Returns the families that have such modules in `form`, separated by commas.
+std::string families_with_modules(const OptionValues& form);
 
 /// Whether a tensor of this name belongs to such a module.
 bool has_module_name(std::string_view tensor);
 
-/// What is known of a form that files do not show.
-struct KnownForm {
-  std::optional<bool> rows_by_head;         // see ModuleForm; std::nullopt: inferred
-  std::optional<std::uint64_t> multiplier;  // std::nullopt: inferred
-  KvReplication replication = KvReplication::kTiled;
-};
-
 /// Explains the tensors of modules that have names of their own in `shards`, which have no metadata: fills
 /// `shards.rules`, and distributes files of data-parallel ranks over the expert-parallel ranks that wrote them. Removes
 /// buffers that are not weights. Adds to the notes and the form of `checkpoint`. No-op if there are no such names.
+/// \param known  kRowOrder, kKvSizeMultiplier and kKvReplication if the user gave them.
 /// \throws Error kBadInput or kUnsupported if the tensors do not match the model.
-void explain_modules(ShardedCheckpoint& shards, Checkpoint& checkpoint, const KnownForm& known = {});
+void explain_modules(ShardedCheckpoint& shards, Checkpoint& checkpoint, const OptionValues& known = {});
 
 /// Options with which these modules are written.
 inline constexpr const char* kModelSources[] = {"hf", "megatron"};
@@ -109,6 +94,19 @@ inline constexpr LayoutOption kRowOrder{
         "Rows of fused query, key and value heads in megatron style: by-head (saved by training) or "
         "by-projection (written by NxD Training's converter)",
     .why_idle = why_megatron_idle};
+/// LayoutOption::why_source_idle of kKvReplication.
+std::string why_order_idle(const Checkpoint& checkpoint);
+inline constexpr const char* kKvOrders[] = {"tiled", "adjacent"};
+inline constexpr LayoutOption kKvReplication{
+    .name = "kv-replication",
+    .type = LayoutOption::Type::kChoice,
+    .help = "Order of replicated key/value heads: tiled (K0 K1 K0 K1, trn1) or adjacent (K0 K0 K1 K1, trn2)",
+    .choices = kKvOrders,
+    .default_value = "tiled",
+    .of_source = true,
+    .source_help = "Order of replicated key/value heads: tiled or adjacent",
+    .why_idle = why_replication_idle,
+    .why_source_idle = why_order_idle};
 inline constexpr LayoutOption kRoundFactor{
     .name = "i-tp-round-factor",
     .type = LayoutOption::Type::kCount,
@@ -120,7 +118,10 @@ inline constexpr LayoutOption kVocabularyMultiple{
     .help = "In megatron style, pad each rank's vocabulary to a multiple of this (default: 128, as NxD Training)",
     .why_idle = why_megatron_idle};
 
-/// Returns the form that `values` request for a model over `tp` ranks.
-ModuleForm requested_form(const OptionValues& values, const Model& model, std::uint32_t tp);
+/// Returns the value of kKvReplication.
+KvReplication replication_of(const OptionValues& values);
+
+/// Returns the form that `values` request, with the trainer's own defaults.
+OptionValues requested_form(OptionValues values);
 
 }  // namespace reshard

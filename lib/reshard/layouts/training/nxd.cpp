@@ -26,26 +26,10 @@ constexpr const char* kModelFolder = "model";
 constexpr const char* kSavedFolder = "shards";  // folder in which optimum-neuron saves such ranks
 constexpr Format kNxdFormats[] = {Format::kPytorch, Format::kXser};
 
-std::string why_order_idle(const Checkpoint& checkpoint) {
-  if (!checkpoint.model) return "the metadata defines the order";
-  return checkpoint.partition.kv_size_multiplier.value_or(1) > 1 ? "" : "key/value heads are not replicated";
-}
-
 std::string why_source_padding_idle(const Checkpoint& checkpoint) {
   return checkpoint.map.is_padded() ? "" : "no heads are padded";
 }
 
-constexpr const char* kOrders[] = {"tiled", "adjacent"};
-constexpr LayoutOption kKvReplication{
-    .name = "kv-replication",
-    .type = LayoutOption::Type::kChoice,
-    .help = "Order of replicated key/value heads: tiled (K0 K1 K0 K1, trn1) or adjacent (K0 K0 K1 K1, trn2)",
-    .choices = kOrders,
-    .default_value = "tiled",
-    .of_source = true,
-    .source_help = "Order of replicated key/value heads: tiled or adjacent",
-    .why_idle = why_replication_idle,
-    .why_source_idle = why_order_idle};
 constexpr LayoutOption kMultiplier{.name = kKvSizeMultiplier.name,
                                    .type = LayoutOption::Type::kCount,
                                    .help = kKvSizeMultiplier.help,
@@ -83,24 +67,13 @@ PartitionOptions nxd_options(const OptionValues& values, const PartitionOptions&
   const bool grouped = is_auto ? is_grouped_query(kept.attention) || values.has(kMultiplier.name) : qkv_linear == "on";
   options.attention = attention_form_of(grouped, is_fused(options.attention));
   options.replication = kept.replication;
-  if (values.has(kKvReplication.name))
-    options.replication =
-        values.choice(kKvReplication) == "adjacent" ? KvReplication::kAdjacent : KvReplication::kTiled;
+  if (values.has(kKvReplication.name)) options.replication = replication_of(values);
   options.pad_heads = values.flag(kPadHeads.name) || kept.pad_heads;
   return options;
 }
 
-ModuleForm nxd_modules(const OptionValues& values, const Model& model, std::uint32_t tp) {
-  ModuleForm form = requested_form(values, model, tp);
-  const PartitionOptions heads = nxd_options(values, {});
-  if (!form.multiplier) form.multiplier = heads.kv_size_multiplier;
-  form.replication = heads.replication.value_or(KvReplication::kTiled);
-  return form;
-}
-
 /// NxD has its own modules for experts, whose names and shapes differ from Hugging Face's.
-void validate_experts_known(const Model& model, const OptionValues& values, std::uint32_t tp) {
-  const ModuleForm form = requested_form(values, model, tp);
+void validate_experts_known(const Model& model, const OptionValues& form) {
   if (module_scheme(model, form)) return;
   const auto expert = std::find_if(model.parameters.begin(), model.parameters.end(), [&](const ModelParameter& p) {
     // A plan in config.json does not contain the number of experts, but names their module like Hugging Face.
@@ -117,8 +90,8 @@ void validate_experts_known(const Model& model, const OptionValues& values, std:
 }
 
 void validate_nxd_model(const Model& model, std::uint32_t tp, const OptionValues& values) {
-  validate_experts_known(model, values, tp);
-  const ModuleForm form = requested_form(values, model, tp);
+  const OptionValues form = requested_form(values);
+  validate_experts_known(model, form);
   if (values.choice(kModelSource) != kModelSources[0] && !module_scheme(model, form))
     throw Error(ErrorKind::kUnsupported, fmt::format("NxD Training's names for {} with `model-source` {} are unknown",
                                                      model.family->model_type, values.choice(kModelSource)))
@@ -140,9 +113,7 @@ std::string nxd_settings(const AttentionReport& attention, std::uint32_t) {
 
 void explain_nxd(Files&, const OptionValues& options, ShardedCheckpoint& shards, Checkpoint& checkpoint) {
   const PartitionOptions heads = nxd_options(options, {});
-  KnownForm known{{}, heads.kv_size_multiplier, heads.replication.value_or(KvReplication::kTiled)};
-  if (options.has(kRowOrder.name)) known.rows_by_head = options.choice(kRowOrder, "from-") == kRowOrders[0];
-  explain_modules(shards, checkpoint, known);
+  explain_modules(shards, checkpoint, options);
   if (checkpoint.path.filename() == kSavedFolder)  // NxD has no metadata files, but optimum-neuron saves them
     checkpoint.notes.push_back(
         "there are no metadata files, so the partition of the parameters is inferred from config.json");
@@ -167,7 +138,7 @@ constexpr AdapterForm kNxdAdapters{
 constexpr Trainer kNxdTrainer{
     .options_of = nxd_options,
     .padding = &kPadHeads,
-    .modules = nxd_modules,
+    .names_modules = true,
     .adapters = &kNxdAdapters,
     .validate_model = validate_nxd_model,
     .attention_settings = nxd_settings,

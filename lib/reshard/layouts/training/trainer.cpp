@@ -267,11 +267,10 @@ std::string usual_settings(const AttentionReport& attention, std::uint32_t tp) {
   return join(settings, ", ");
 }
 
-RequestedModules requested_modules(const Trainer& trainer, const OptionValues& values, const Model& model,
-                                   std::uint32_t tp) {
+RequestedModules requested_modules(const Trainer& trainer, const OptionValues& values, const Model& model) {
   RequestedModules requested{values, {}};
-  if (trainer.modules == nullptr) return requested;
-  const ModuleForm form = trainer.modules(values, model, tp);
+  if (!trainer.names_modules) return requested;
+  const OptionValues form = requested_form(values);
   if (auto scheme = module_scheme(model, form)) {
     for (const std::string& option : scheme->options) requested.values.set(option);
     requested.rules.emplace(model, std::move(scheme), form);
@@ -296,7 +295,7 @@ TargetPlan plan_training(const Layout& layout, const Trainer& trainer, const Tar
   plan_mesh(plan, request, model);
   if (trainer.validate_model != nullptr) trainer.validate_model(model, plan.mesh.tp, request.options);
   plan.form = request.options;
-  const auto [values, modules] = requested_modules(trainer, request.options, model, plan.mesh.tp);
+  const auto [values, modules] = requested_modules(trainer, request.options, model);
   if (modules && modules->names_all() &&
       (model.layers % plan.partition->stages() != 0 || !request.pipeline_cuts.empty()))
     throw Error(ErrorKind::kUsage,
@@ -318,12 +317,11 @@ TargetPlan plan_training(const Layout& layout, const Trainer& trainer, const Tar
   if (modules) changed = modules->without_own_splits();
   if (request.options.flag(kWholeEmbeddings.name)) changed = with_whole_embeddings(changed ? *changed : model);
   const Model& split = changed ? *changed : model;
-  const DegreeProblem of_modules = [&](std::uint64_t tp) -> std::optional<Error> {
+  const DegreeProblem of_modules = [&, &modules = modules](std::uint64_t tp) -> std::optional<Error> {
     Mesh mesh = plan.mesh;
     mesh.tp = static_cast<std::uint32_t>(tp);
     try {
-      const auto own = requested_modules(trainer, request.options, model, mesh.tp).rules;
-      if (own) own->rules(mesh);
+      modules->rules(mesh);
     } catch (const Error& error) {
       return error;
     }

@@ -78,8 +78,7 @@ struct Trainer {
   bool (*fuses_linears)(const TargetRequest& request, const PartitionOptions& source) = nullptr;
   /// The option that pads heads; null if the trainer has none.
   const LayoutOption* padding = nullptr;
-  /// Returns how the trainer stores modules that have names of their own; null if it has the family's names for all.
-  ModuleForm (*modules)(const OptionValues& values, const Model& model, std::uint32_t tp) = nullptr;
+  bool names_modules = false;             // stores some modules under names of their own (ModuleRules)
   const AdapterForm* adapters = nullptr;  // null if the trainer has none
   /// Refuses models for which the trainer has other names, and unsupported options; may be null.
   void (*validate_model)(const Model& model, std::uint32_t tp, const OptionValues& values) = nullptr;
@@ -99,8 +98,7 @@ struct RequestedModules {
   OptionValues values;
   std::optional<ModuleRules> rules;  // std::nullopt: there are no such modules
 };
-RequestedModules requested_modules(const Trainer& trainer, const OptionValues& values, const Model& model,
-                                   std::uint32_t tp);
+RequestedModules requested_modules(const Trainer& trainer, const OptionValues& values, const Model& model);
 
 /// \throws Error kUnsupported if NxD Inference has quantised the model: `layout` has no place for the scales.
 void validate_no_inference_scales(const Model& model, const char* layout);

@@ -1,13 +1,8 @@
 #include "reshard/specs/parallel/head_slots.h"
 
+#include "reshard/base/checked.h"
+
 namespace reshard {
-namespace {
-
-std::uint32_t rounded_up(std::uint32_t number, std::uint32_t step) {
-  return (number + step - 1) / step * step;
-}
-
-}  // namespace
 
 HeadSlots inference_head_slots(std::uint32_t heads, std::uint32_t kv_heads, std::uint32_t tp) {
   HeadSlots slots;

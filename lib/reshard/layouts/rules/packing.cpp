@@ -1,4 +1,4 @@
-#include "reshard/layouts/map/packing.h"
+#include "reshard/layouts/rules/packing.h"
 
 #include <fmt/format.h>
 

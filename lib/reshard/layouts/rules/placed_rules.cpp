@@ -1,12 +1,13 @@
-#include "reshard/layouts/map/placed_rules.h"
+#include "reshard/layouts/rules/placed_rules.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <numeric>
 
+#include "reshard/base/checked.h"
 #include "reshard/base/error.h"
-#include "reshard/layouts/map/metadata_rules.h"
+#include "reshard/layouts/rules/metadata_rules.h"
 #include "reshard/specs/stages/stage_plan.h"
 
 namespace reshard {
@@ -64,7 +65,7 @@ PartitionRule& PlacedRules::add(const ModelParameter& parameter, std::string nam
   const PartitionLabel label = !parameter.tied_to.empty() ? PartitionLabel::kTied
                                : *dim == 0                ? PartitionLabel::kColumn
                                                           : PartitionLabel::kRow;
-  if (padded == 0) padded = (parameter.shape[*dim] + tp_ - 1) / tp_ * tp_;
+  if (padded == 0) padded = rounded_up(parameter.shape[*dim], std::uint64_t{tp_});
   add_placed(std::move(name), label, *dim, {{original, {{*dim, evenly(parameter, *dim, padded)}}, parameter.is_bias}});
   rules_.back().tied = !parameter.tied_to.empty();
   return rules_.back();

@@ -1,4 +1,4 @@
-#include "reshard/layouts/map/metadata_rules.h"
+#include "reshard/layouts/rules/metadata_rules.h"
 
 #include <fmt/format.h>
 

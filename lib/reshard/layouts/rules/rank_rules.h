@@ -10,8 +10,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "reshard/layouts/map/placed_rules.h"
 #include "reshard/layouts/names/written_names.h"
+#include "reshard/layouts/rules/placed_rules.h"
 #include "reshard/specs/parallel/head_slots.h"
 
 namespace reshard {

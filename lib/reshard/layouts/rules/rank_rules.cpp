@@ -1,4 +1,4 @@
-#include "reshard/layouts/map/rank_rules.h"
+#include "reshard/layouts/rules/rank_rules.h"
 
 #include <fmt/format.h>
 
@@ -6,6 +6,7 @@
 #include <numeric>
 #include <utility>
 
+#include "reshard/base/checked.h"
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
 #include "reshard/tensor/cast/numeric.h"
@@ -19,10 +20,6 @@ constexpr const char* kExpertAxis = "expert";
 constexpr std::uint64_t kOneF32 = 0x3F80'0000;
 
 constexpr std::uint64_t kMostRows = std::uint64_t{1} << 32;  // bounds multiples, so that rounding cannot overflow
-
-std::uint64_t rounded_up(std::uint64_t number, std::uint64_t step) {
-  return (number + step - 1) / step * step;
-}
 
 bool has_experts(const Scheme::Entry& rule) {
   return std::any_of(rule.entry_dims.begin(), rule.entry_dims.end(),
@@ -174,8 +171,8 @@ std::uint64_t RankRules::padded_size(const Scheme::Entry& rule, const ModelParam
   const RankShare& share = found_share(shares_.usual, rule);
   ModelParameter sized = tensor;
   sized.shape = padded_shape(tensor, share.padded_shapes);
-  const std::uint64_t size =
-      dim == tensor.split_dim ? shares_.padded(sized, share.parts) : rounded_up(sized.shape[dim], share.parts);
+  const std::uint64_t size = dim == tensor.split_dim ? shares_.padded(sized, share.parts)
+                                                     : rounded_up(sized.shape[dim], std::uint64_t{share.parts});
   if (rule.multiple > kMostRows)
     throw Error(ErrorKind::kUsage, fmt::format("a multiple of {} rows is more than any matrix has", rule.multiple))
         .tensor(tensor.name);
