@@ -50,19 +50,24 @@ enum class Contents : std::uint8_t {
   kAdapters,  // shards of LoRA adapters
 };
 
+/// A method of quantisation whose weights a layout stores as they are, whatever the dtype of others.
+struct StoredQuantization {
+  const char* method;        // as in config.json: "mxfp4"
+  const LayoutOption* flag;  // if this is given
+};
+
 /// Properties of all checkpoints of a layout.
 struct LayoutTraits {
-  const char* name;                     // as users write it
-  const char* reported_as;              // in machine-readable reports
-  const char* meaning;                  // who writes and reads it, one clause
-  const char* folder;                   // folder of its files in the output directory; empty: no folder
-  std::span<const Format> formats;      // output formats, default first; empty if the layout is read-only
-  EnumSet<MeshAxis> axes{};             // axes that tensors are split along; empty if tensors are whole
-  EnumSet<Contents> reads{}, writes{};  // contents other than weights
-  bool whole_folder = false;            // runs replace the folder as a whole
-  bool casts_to_config_dtype = false;   // casts float tensors to the dtype in config.json
-  /// Flag with which weights in MXFP4 stay as they are, whatever the dtype of others; may be null.
-  const LayoutOption* keeps_mxfp4 = nullptr;
+  const char* name;                              // as users write it
+  const char* reported_as;                       // in machine-readable reports
+  const char* meaning;                           // who writes and reads it, one clause
+  const char* folder;                            // folder of its files in the output directory; empty: no folder
+  std::span<const Format> formats;               // output formats, default first; empty if the layout is read-only
+  EnumSet<MeshAxis> axes{};                      // axes that tensors are split along; empty if tensors are whole
+  EnumSet<Contents> reads{}, writes{};           // contents other than weights
+  bool whole_folder = false;                     // runs replace the folder as a whole
+  bool casts_to_config_dtype = false;            // casts float tensors to the dtype in config.json
+  std::span<const StoredQuantization> stores{};  // quantised weights that it can store as they are
 
   bool has_ranks() const { return !axes.empty(); }
   bool has_stages() const { return axes.has(MeshAxis::kPipeline); }

@@ -45,11 +45,13 @@ std::vector<const LayoutOption*> nxdi_options() {
   return options;
 }
 
+constexpr StoredQuantization kStoredQuantizations[] = {{"mxfp4", &kMxfp4Compute}};
+
 LayoutTraits nxdi_traits() {
   LayoutTraits traits{"nxdi", "nxdi", "NxD Inference", kServedFolder, kNxdiFormats};
   traits.axes = {MeshAxis::kTensor};
   traits.casts_to_config_dtype = true;
-  traits.keeps_mxfp4 = &kMxfp4Compute;
+  traits.stores = kStoredQuantizations;
   return traits;
 }
 

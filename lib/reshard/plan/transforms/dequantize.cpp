@@ -20,9 +20,6 @@
 namespace reshard {
 namespace {
 
-// Names of Transformers (integrations/mxfp4.py).
-constexpr std::string_view kBlocks = "_blocks", kScales = "_scales";
-
 constexpr std::string_view kQuantized = ".quantized";  // after the name of a weight whose values have its name
 
 /// The values of a quantised weight, computed from it and its scales, and the names of the linear's tensors that have no
@@ -32,15 +29,24 @@ struct Values {
   std::vector<std::string> others;
 };
 
-/// Returns the values of `blocks`, if it is a tensor of MXFP4 blocks next to their scales; std::nullopt otherwise.
-std::optional<Values> values_of_blocks(const SourceMap& source, const LogicalTensor& blocks) {
-  if (!blocks.name.ends_with(kBlocks) || blocks.dtype != DType::kU8) return std::nullopt;
-  const std::string name = blocks.name.substr(0, blocks.name.size() - kBlocks.size());
-  const std::string scales = name + std::string(kScales);
-  const auto shape = mxfp4_values_shape(blocks.shape);
-  if (!shape || !source.find_logical(scales) || source.find_logical(name)) return std::nullopt;
-  auto computed = std::make_shared<const Computed>(Computed{mxfp4_recipe(), {blocks.name, scales}});
-  return Values{{name, DType::kBF16, *shape, std::move(computed)}, {}};
+/// Whether the target stores weights of this method as they are.
+bool stores(const TargetRequest& target, std::string_view method) {
+  if (target.layout == nullptr) return false;
+  const auto& stored = target.layout->traits().stores;
+  return std::any_of(stored.begin(), stored.end(), [&](const StoredQuantization& one) {
+    return one.method == method && target.options.flag(one.flag->name);
+  });
+}
+
+/// Returns the values of `codes`, if it is a tensor of codes next to their scales; std::nullopt otherwise.
+std::optional<Values> values_of_codes(const SourceMap& source, const LogicalTensor& codes,
+                                      const TargetRequest& target) {
+  const auto coded = coded_weight(codes.name, codes.dtype);
+  if (!coded || coded->codes != codes.name || stores(target, coded->method)) return std::nullopt;
+  const auto shape = mxfp4_values_shape(codes.shape);  // of the only method
+  if (!shape || !source.find_logical(coded->scales) || source.find_logical(coded->weight)) return std::nullopt;
+  auto computed = std::make_shared<const Computed>(Computed{mxfp4_recipe(), {codes.name, coded->scales}});
+  return Values{{coded->weight, DType::kBF16, *shape, std::move(computed)}, {}};
 }
 
 /// Returns the values of `weight`, if scales of its linear multiply it; std::nullopt otherwise.
@@ -64,22 +70,23 @@ void add_values(SourceMap& source, const std::vector<Values>& all) {
   for (const Values& values : all) source.add_logical(values.tensor, {});
 }
 
-/// Rejects wanted blocks whose scales have another new name, and blocks and scales without a counterpart next to others
+/// Rejects wanted codes whose scales have another new name, and codes and scales without a counterpart next to others
 /// that are dequantised: the configuration of the model no longer describes them.
-void validate_no_part(const Draft& draft, bool dequantizes) {
+void validate_no_part(const Draft& draft, const TargetRequest& target, bool dequantizes) {
   const SourceMap& source = draft.source.map;
   for (const LogicalTensor& tensor : draft.wanted) {
     const std::uint32_t number = source.find_logical(tensor.name).value();
     const std::string& name = number < draft.old_names.size() ? draft.old_names[number] : tensor.name;
-    const bool is_block = name.ends_with(kBlocks);
-    if (tensor.dtype != DType::kU8 || !(is_block || name.ends_with(kScales))) continue;
-    const std::string scales = name.substr(0, name.rfind('_')) + std::string(kScales);
-    const bool is_pair = is_block && mxfp4_values_shape(tensor.shape) &&
-                         std::find(draft.old_names.begin(), draft.old_names.end(), scales) != draft.old_names.end();
+    const auto coded = coded_weight(name, tensor.dtype);
+    if (!coded || stores(target, coded->method)) continue;
+    const bool is_pair =
+        name == coded->codes && mxfp4_values_shape(tensor.shape) &&
+        std::find(draft.old_names.begin(), draft.old_names.end(), coded->scales) != draft.old_names.end();
     if (!dequantizes && !is_pair) continue;
-    throw Error(
-        ErrorKind::kUnsupported,
-        fmt::format("cannot be dequantised: `dtype` needs a weight's {} and {} under the same name", kBlocks, kScales))
+    const std::size_t suffix = coded->weight.size();
+    throw Error(ErrorKind::kUnsupported,
+                fmt::format("cannot be dequantised: `dtype` needs a weight's {} and {} under the same name",
+                            coded->codes.substr(suffix), coded->scales.substr(suffix)))
         .in(draft.source.path)
         .tensor(tensor.name)
         .hint("leave it out with `drop`, keep both names as they are, or leave out `dtype`");
@@ -121,15 +128,13 @@ void set_plain_model(Draft& draft) {
 
 void dequantize(Draft& draft, const Request& request) {
   if (!request.dtype) return;
-  const LayoutOption* const keeps = request.target.layout ? request.target.layout->traits().keeps_mxfp4 : nullptr;
-  const bool keeps_blocks = keeps != nullptr && request.target.options.flag(keeps->name);
   SourceMap& source = draft.source.map;
   const ModelConfig& config = draft.source.language_model.config;
   auto quantization = config.json ? Quantization::read(config) : std::nullopt;
   std::vector<LogicalTensor> wanted;
   std::vector<Values> all;
   for (LogicalTensor& tensor : draft.wanted) {
-    auto values = keeps_blocks ? std::nullopt : values_of_blocks(source, tensor);
+    auto values = values_of_codes(source, tensor, request.target);
     if (!values && quantization) values = scaled_values(source, *quantization, tensor);
     if (!values) {
       wanted.push_back(std::move(tensor));
@@ -147,7 +152,7 @@ void dequantize(Draft& draft, const Request& request) {
   }
   std::erase_if(wanted, [&](const LogicalTensor& tensor) { return replaced.count(tensor.name) > 0; });
   draft.wanted = std::move(wanted);
-  if (!keeps_blocks) validate_no_part(draft, !all.empty());
+  validate_no_part(draft, request.target, !all.empty());
   if (all.empty()) return;
   if (quantization) validate_no_scales(draft, quantization->stacked_suffix());
   draft.transforms.push_back({Applied::Transform::kDequantize, all.size()});

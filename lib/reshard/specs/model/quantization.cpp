@@ -58,10 +58,10 @@ struct Method {
   std::vector<std::shared_ptr<const QuantizationScheme>> schemes;
   std::string only_family;  // family whose description covers this method; it has no schemes
   bool dtype_of_others = false;
-  std::vector<std::string> kept;           // last parts of names
-  std::string kept_beside;                 // last part of another name; may be empty
-  std::vector<std::string> recognised_by;  // two suffixes, or empty
-  Json undeclared;                         // key of quantization_config → dtype of weights → value
+  std::vector<std::string> kept;  // last parts of names
+  std::string kept_beside;        // last part of another name; may be empty
+  std::string codes, scales;      // suffixes, or empty
+  Json undeclared;                // key of quantization_config → dtype of weights → value
 };
 
 Expression expression_at(const Json& object, const char* key) {
@@ -118,7 +118,8 @@ const std::map<std::string, Method>& methods() {
       method.dtype_of_others = json.value("dtype_of_others", false);
       method.kept = json.value("kept", std::vector<std::string>());
       method.kept_beside = json.value("kept_beside", "");
-      method.recognised_by = json.value("recognised_by", std::vector<std::string>());
+      method.codes = json.value("codes", "");
+      method.scales = json.value("scales", "");
       method.undeclared = json.value("undeclared", Json::object());
       for (const Json& scheme : json.at("schemes"))
         method.schemes.push_back(std::make_shared<const QuantizationScheme>(parse_scheme(scheme)));
@@ -560,6 +561,17 @@ bool is_quantized_tensor(std::string_view name) {
   return false;
 }
 
+std::optional<CodedWeight> coded_weight(std::string_view name, DType dtype) {
+  if (dtype != DType::kU8) return std::nullopt;
+  for (const auto& [method, known] : methods())
+    for (const std::string& suffix : {known.codes, known.scales}) {
+      if (suffix.empty() || !name.ends_with(suffix)) continue;
+      const std::string weight(name.substr(0, name.size() - suffix.size()));
+      return CodedWeight{method, weight, weight + known.codes, weight + known.scales};
+    }
+  return std::nullopt;
+}
+
 void QuantizationEvidence::add(std::string_view name, DType dtype, const Dims& shape) {
   static const std::set<std::string, std::less<>> kMarkers = [] {
     std::set<std::string, std::less<>> markers;
@@ -568,9 +580,7 @@ void QuantizationEvidence::add(std::string_view name, DType dtype, const Dims& s
         if (!scheme->undeclared.is_null()) markers.insert(scheme->marker);
     return markers;
   }();
-  for (const auto& [method, known] : methods())
-    for (const std::string& suffix : known.recognised_by)
-      if (name.ends_with(suffix) && dtype == DType::kU8) pairs_.emplace(name);
+  if (coded_weight(name, dtype)) coded_.emplace(name);
   const std::size_t dot = name.rfind('.');
   if (dot == name.npos) return;
   if (name.substr(dot + 1) == "weight" && bits(dtype) <= 8 && shape.size() == 2)
@@ -580,12 +590,11 @@ void QuantizationEvidence::add(std::string_view name, DType dtype, const Dims& s
 }
 
 std::shared_ptr<const Json> QuantizationEvidence::config(const std::string& model_type) const {
-  for (const auto& [name, method] : methods()) {
-    if (method.only_family != model_type || method.recognised_by.empty()) continue;
-    const std::string &first = method.recognised_by[0], &second = method.recognised_by[1];
-    for (const std::string& tensor : pairs_)
-      if (tensor.ends_with(first) && pairs_.count(tensor.substr(0, tensor.size() - first.size()) + second) > 0)
-        return std::make_shared<const Json>(Json{{"quant_method", name}});
+  for (const std::string& tensor : coded_) {
+    const CodedWeight weight = coded_weight(tensor, DType::kU8).value();
+    if (methods().at(weight.method).only_family == model_type && tensor == weight.codes &&
+        coded_.count(weight.scales) > 0)
+      return std::make_shared<const Json>(Json{{"quant_method", weight.method}});
   }
   std::shared_ptr<Json> found;
   const auto declare = [&](const std::string& module, const Json& config) {

@@ -40,7 +40,8 @@ struct QuantizationScheme;
 ///   … "refused"     instead of all that: why this scheme cannot be partitioned
 ///   kept            last parts of the names of tensors that keep their dtype, such as scales; with "kept_beside", only next to
 ///                   a tensor whose name ends with that part
-///   recognised_by   suffixes of the names of two U8 tensors that show an undeclared "only_family"
+///   codes, scales   suffixes of the names of the two U8 tensors that a weight of "only_family" is stored as, which show
+///                   the method where it is not declared
 ///   dtype_of_others   true: a requested dtype applies to the tensors that are not quantised, and to no scales
 ///   undeclared      the program that quantises writes no quantization_config. Which key of it follows from the dtype of
 ///                   the quantised weights, with its values; in a scheme, its other keys
@@ -123,15 +124,24 @@ class QuantizationEvidence {
   /// \throws Error kUnsupported, naming a tensor, if linears are quantised in different ways.
   std::shared_ptr<const Json> config(const std::string& model_type = {}) const;
   /// Whether any tensor may belong to a quantised linear.
-  bool may_be_quantized() const { return !scales_.empty() || !pairs_.empty(); }
+  bool may_be_quantized() const { return !scales_.empty() || !coded_.empty(); }
   /// Whether a weight of this module has at most 8 bits.
   bool has_small_weight(std::string_view module) const { return weights_.find(module) != weights_.end(); }
 
  private:
   std::map<std::string, std::pair<DType, Dims>, std::less<>> weights_;  // of few bits, by module
   std::map<std::string, Dims, std::less<>> scales_;                     // by name
-  std::set<std::string, std::less<>> pairs_;                            // names with a suffix of "recognised_by"
+  std::set<std::string, std::less<>> coded_;                            // names of codes and of their scales
 };
+
+/// A weight that is stored as two tensors, its codes and their scales, by a method with "codes" and "scales".
+struct CodedWeight {
+  std::string method;                 // quant_method
+  std::string weight, codes, scales;  // names
+};
+
+/// Returns the weight whose codes or scales a tensor of this name and dtype may be.
+std::optional<CodedWeight> coded_weight(std::string_view name, DType dtype);
 
 /// Whether a requested dtype applies only to the tensors that are not quantised, with this method.
 bool casts_only_others(const std::string& quant_method);
