@@ -99,15 +99,12 @@ RankRules::RankRules(const Model& model, const WrittenNames& names, const RankSh
 }
 
 std::vector<PartitionRule> RankRules::run(const HoldsName& holds) && {
-  bool is_added = false;
-  for (const WrittenNames::Entry& entry : names_.entries()) {
-    if (entry.constant == nullptr) {
-      is_added = is_held(entry, holds);
-      if (is_added) add(entry);
-    } else if (is_added) {
-      add_constant(entry);
-    }
-  }
+  std::optional<Added> last;
+  for (const WrittenNames::Entry& entry : names_.entries())
+    if (entry.constant == nullptr)
+      last = is_held(entry, holds) ? std::optional(add(entry)) : std::nullopt;
+    else if (last)
+      add_constant(entry, *last);
   std::vector<PartitionRule> rules = std::move(rules_).take();
   for (PartitionRule& rule : rules)
     for (PartitionRule::Part& part : rule.parts)
@@ -189,7 +186,7 @@ void RankRules::pad(const Scheme::Entry& rule, PartitionRule& made) {
       const auto at = std::find_if(part.placed.begin(), part.placed.end(),
                                    [&](const PartitionRule::PlacedDim& placed) { return placed.dim >= dim; });
       if (padded[dim] == shape[dim] || (at != part.placed.end() && at->dim == dim)) continue;
-      Table& table = tables_[{shape[dim], padded[dim], 0, nullptr}];
+      Table& table = tables_[{nullptr, {shape[dim], padded[dim]}}];
       if (!table) {
         const std::uint64_t unit = std::gcd(shape[dim], padded[dim]);
         Placement placement{shape[dim] / unit, unit, {std::vector<std::uint32_t>(padded[dim] / unit)}};
@@ -215,7 +212,7 @@ const RankShare& RankRules::share_of(const WrittenNames::Entry& entry) const {
   return found_share(shares_.usual, *entry.rule);
 }
 
-void RankRules::add(const WrittenNames::Entry& entry) {
+RankRules::Added RankRules::add(const WrittenNames::Entry& entry) {
   const Scheme::Entry& rule = *entry.rule;
   for (std::size_t t = 0; t < entry.tensors.size(); ++t) {
     const ModelParameter& one = tensor(entry, t);
@@ -225,16 +222,25 @@ void RankRules::add(const WrittenNames::Entry& entry) {
                   fmt::format("has {} dims, and \"split\" is {} ({})", one.shape.size(), *split, rule.where))
           .tensor(one.name);
   }
-  if (has_experts(rule)) return add_experts(entry);
-  if (!rule.heads.empty()) return add_heads(entry);
   const ModelParameter& first = tensor(entry, 0);
+  Added added{.experts = first.experts};
+  if (has_experts(rule)) {
+    add_experts(entry);
+    return added;
+  }
+  if (!rule.heads.empty()) {
+    add_heads(entry);
+    return added;
+  }
   const auto dim = rule.split ? rule.split : first.split_dim;
   if (dim) {
-    size_ = first.shape[*dim];
-    padded_ = padded_size(rule, first, *dim);
+    added.size = first.shape[*dim];
+    added.padded = padded_size(rule, first, *dim);
   }
-  if (entry.tensors.size() == 1 && rule.share.empty() && share_of(entry).parts == ranks_)
-    return finish(entry, rules_.add(first, entry.name, dim, dim ? padded_ : 0));
+  if (entry.tensors.size() == 1 && rule.share.empty() && share_of(entry).parts == ranks_) {
+    finish(entry, rules_.add(first, entry.name, dim, added.padded));
+    return added;
+  }
   const RankShare& share = share_of(entry);
   Parts parts;
   for (std::size_t t = 0; t < entry.tensors.size(); ++t) {
@@ -246,6 +252,7 @@ void RankRules::add(const WrittenNames::Entry& entry) {
                                : dim            ? label_of(*dim)
                                                 : PartitionLabel::kReplicated;
   finish(entry, rules_.add_placed(entry.name, label, dim.value_or(0), std::move(parts)));
+  return added;
 }
 
 void RankRules::finish(const WrittenNames::Entry& entry, PartitionRule& rule) {
@@ -257,7 +264,7 @@ void RankRules::finish(const WrittenNames::Entry& entry, PartitionRule& rule) {
 }
 
 RankRules::Table RankRules::even_table(std::uint64_t size, std::uint64_t padded, const RankShare& share) {
-  Table& table = tables_[{size, padded, 0, &share}];
+  Table& table = tables_[{&share, {size, padded}}];
   if (table) return table;
   const std::uint64_t each = padded / share.parts;
   const std::uint64_t unit = std::max<std::uint64_t>(std::gcd(size, each), 1);
@@ -320,7 +327,7 @@ void RankRules::add_alternating(const WrittenNames::Entry& entry) {
       const ModelParameter& one = parameter(entry.tensors[t]);
       const std::uint32_t head = slots_of(t).at(slot);
       const std::uint64_t heads = roles_of(*entry.rule, t).front() == Heads::kQuery ? heads_.query : heads_.key_value;
-      Table& table = tables_[{slot, one.shape[dim], t, entry.rule}];
+      Table& table = tables_[{entry.rule, {slot, one.shape[dim], t}}];
       if (!table) {
         Placement placement{heads, one.shape[dim] / heads, {}};
         for (const std::uint32_t part : share.of_rank) {
@@ -348,7 +355,7 @@ void RankRules::add_heads(const WrittenNames::Entry& entry) {
     parts.push_back({one.name});
     if (!dim) continue;
     stack_dim = *dim;
-    Table& table = tables_[{*dim, one.shape[*dim], t, entry.rule}];
+    Table& table = tables_[{entry.rule, {*dim, one.shape[*dim], t}}];
     if (!table) table = heads_table(one, roles_of(*entry.rule, t), *dim, share);
     parts.back().placed = {{*dim, table}};
   }
@@ -359,22 +366,33 @@ void RankRules::add_heads(const WrittenNames::Entry& entry) {
   finish(entry, rules_.add_placed(entry.name, PartitionLabel::kGroupedQuery, stack_dim, std::move(parts)));
 }
 
-/// Whether a rank has a part of an expert. Groups of ranks have consecutive experts; the first ones have one more if
+namespace {
+
+/// Returns the group of ranks that has an expert. Groups have consecutive experts; the first ones have one more if
 /// necessary.
-bool RankRules::is_on(std::uint64_t expert, std::uint32_t rank, const ExpertShare& share) const {
-  const std::uint64_t each = experts_ / share.groups, more = experts_ % share.groups;
-  const std::uint64_t group = expert < more * (each + 1) ? expert / (each + 1) : (expert - more) / each;
-  return group == rank / share.parts % share.groups;
+std::uint64_t group_of(std::uint64_t expert, std::uint64_t experts, const ExpertShare& share) {
+  const std::uint64_t each = experts / share.groups, more = experts % share.groups;
+  return expert < more * (each + 1) ? expert / (each + 1) : (expert - more) / each;
 }
+
+/// Returns the experts of which a rank has a part.
+std::vector<std::uint64_t> experts_on(std::uint32_t rank, std::uint64_t experts, const ExpertShare& share) {
+  std::vector<std::uint64_t> own;
+  for (std::uint64_t expert = 0; expert < experts; ++expert)
+    if (group_of(expert, experts, share) == rank / share.parts % share.groups) own.push_back(expert);
+  return own;
+}
+
+}  // namespace
 
 /// A dim that ranks share equally, or have whole.
 struct RankRules::ExpertPart {
   const ModelParameter& parameter;
-  std::uint64_t size = 0;               // of one expert
-  std::uint64_t padded = 0;             // before ranks share it
-  std::optional<std::uint64_t> expert;  // whose ranks have it; std::nullopt: all
-  std::uint64_t begin = 0, count = 1;   // experts that the dim contains, and the number of the one that is meant
-  bool is_whole = false;                // ranks that have it have all
+  std::uint64_t size = 0;              // of one expert
+  std::uint64_t padded = 0;            // before ranks share it
+  std::optional<std::uint64_t> group;  // of ranks that have it; std::nullopt: all
+  std::uint64_t begin = 0, count = 1;  // experts that the dim contains, and the number of the one that is meant
+  bool is_whole = false;               // ranks that have it have all
 };
 
 RankRules::Table RankRules::part_table(const ExpertPart& part, const ExpertShare& share) const {
@@ -386,7 +404,7 @@ RankRules::Table RankRules::part_table(const ExpertPart& part, const ExpertShare
   Placement placement{part.count * size, unit, {}};
   for (std::uint32_t rank = 0; rank < ranks_; ++rank) {
     std::vector<std::uint32_t>& taken = placement.taken.emplace_back();
-    if (part.expert && !is_on(*part.expert, rank, share)) continue;
+    if (part.group && *part.group != rank / share.parts % share.groups) continue;
     for (std::uint64_t i = 0; i < stored / unit; ++i) {
       const std::uint64_t own = rank % parts * (each / unit) + i;
       const bool is_padding = i >= each / unit || own >= size;
@@ -396,13 +414,21 @@ RankRules::Table RankRules::part_table(const ExpertPart& part, const ExpertShare
   return std::make_shared<const Placement>(std::move(placement));
 }
 
+/// Returns part_table, one for all parts that are alike.
+RankRules::Table RankRules::shared_part_table(const ExpertPart& part, const ExpertShare& share) {
+  constexpr std::uint64_t kAllGroups = UINT64_MAX;
+  Table& table = tables_[{
+      &share, {part.size, part.padded, part.group.value_or(kAllGroups), part.begin, part.count * 2 + part.is_whole}}];
+  if (!table) table = part_table(part, share);
+  return table;
+}
+
 /// Returns the experts of each rank along a dim of experts.
-RankRules::Table RankRules::group_table(const ExpertShare& share) const {
-  Placement placement{experts_, 1, {}};
+RankRules::Table RankRules::group_table(std::uint64_t experts, const ExpertShare& share) const {
+  Placement placement{experts, 1, {}};
   for (std::uint32_t rank = 0; rank < ranks_; ++rank) {
-    std::vector<std::uint32_t>& taken = placement.taken.emplace_back();
-    for (std::uint64_t expert = 0; expert < experts_; ++expert)
-      if (is_on(expert, rank, share)) taken.push_back(static_cast<std::uint32_t>(expert));
+    const std::vector<std::uint64_t> own = experts_on(rank, experts, share);
+    placement.taken.emplace_back(own.begin(), own.end());
   }
   return std::make_shared<const Placement>(std::move(placement));
 }
@@ -429,84 +455,102 @@ RankRules::Table RankRules::packed_table(const ModelParameter& parameter, const 
   return std::make_shared<const Placement>(std::move(placement));
 }
 
+namespace {
+
+/// The dims of an entry that contains experts.
+struct ExpertDims {
+  std::vector<std::string> names;  // those of a parameter, with that of experts before the dim `slice`
+  std::uint32_t stack = 0;         // along which parameters, or the experts in one, follow each other
+  std::uint32_t slice = 0;         // behind the dim of experts in the file
+  bool has_own = false;            // experts are a dim of the parameters
+};
+
+ExpertDims expert_dims(const Scheme::Entry& rule) {
+  ExpertDims dims;
+  for (const std::vector<std::string>& axes : rule.parameter_dims) {
+    dims.has_own = dims.has_own || (axes.front() == kExpertAxis && axes.size() == 1);
+    if (axes.back() == rule.joined || (axes.front() == kExpertAxis && axes.size() > 1))
+      dims.stack = static_cast<std::uint32_t>(dims.names.size());
+    dims.names.push_back(axes.back());
+  }
+  if (dims.has_own) return dims;
+  const std::vector<std::string>& names = dims.names;
+  for (std::size_t d = 0; d + 1 < rule.entry_dims.size(); ++d)
+    if (rule.entry_dims[d].front() == kExpertAxis)
+      dims.slice = static_cast<std::uint32_t>(std::find(names.begin(), names.end(), rule.entry_dims[d + 1].back()) -
+                                              names.begin());
+  dims.names.insert(dims.names.begin() + dims.slice, kExpertAxis);
+  return dims;
+}
+
+}  // namespace
+
+/// Returns a parameter of which experts are a dim.
+PartitionRule::Part RankRules::part_with_experts(const ModelParameter& one, std::optional<std::uint32_t> dim,
+                                                 const ExpertShare& share) {
+  PartitionRule::Part part{one.name};
+  if (share.groups > 1) part.placed.push_back({0, group_table(one.experts, share)});
+  if (!dim) return part;
+  const std::uint64_t padded = padded_shape(one, share.padded_shapes)[*dim];
+  part.placed.push_back(
+      {*dim, one.packed.empty() ? shared_part_table({one, one.shape[*dim], padded}, share) : packed_table(one, share)});
+  return part;
+}
+
+/// Returns one expert: a parameter of its own, or one of those that follow each other along `dim` of a parameter.
+PartitionRule::Part RankRules::part_of_expert(const ModelParameter& one, std::uint64_t expert, bool is_named,
+                                              std::uint32_t dim, bool is_whole, const ExpertShare& share) {
+  ExpertPart part{one, one.shape[dim], padded_shape(one, share.padded_shapes)[dim]};
+  part.group = group_of(expert, one.experts, share);
+  part.is_whole = is_whole;
+  if (!is_named) {
+    part.size = part.padded = one.shape[dim] / one.experts;
+    part.begin = expert;
+    part.count = one.experts;
+  }
+  PartitionRule::Part made{one.name, {{dim, shared_part_table(part, share)}}};
+  made.slice = static_cast<std::uint32_t>(expert);
+  return made;
+}
+
 void RankRules::add_experts(const WrittenNames::Entry& entry) {
   const Scheme::Entry& rule = *entry.rule;
   const ExpertShare& share = found_share(shares_.experts, rule);
   const ModelParameter& first = parameter(entry.tensors.front());
   const std::size_t each = rule.parameters.size();
-  experts_ = first.experts;
-  // The dims of the rule: those of a parameter, and that of experts before the dim along which they follow each other.
-  std::vector<std::string> dims;
-  std::uint32_t stack_dim = 0;
-  bool is_dim = false;  // experts are a dim of the parameter
-  for (const std::vector<std::string>& axes : rule.parameter_dims) {
-    is_dim = is_dim || (axes.front() == kExpertAxis && axes.size() == 1);
-    if (axes.back() == rule.joined || (axes.front() == kExpertAxis && axes.size() > 1))
-      stack_dim = static_cast<std::uint32_t>(dims.size());
-    dims.push_back(axes.back());
-  }
-  // Experts follow each other along the dim that is behind theirs in the file.
-  std::uint32_t slice_dim = 0;
-  for (std::size_t d = 0; d + 1 < rule.entry_dims.size() && !is_dim; ++d)
-    if (rule.entry_dims[d].front() == kExpertAxis)
-      slice_dim =
-          static_cast<std::uint32_t>(std::find(dims.begin(), dims.end(), rule.entry_dims[d + 1].back()) - dims.begin());
-  if (!is_dim) dims.insert(dims.begin() + slice_dim, kExpertAxis);
   const bool is_named = !rule.numbered_dims().empty();
-  // Equal parameters share a table: named experts of one group, or equal numbers of experts that are packed.
-  const auto table_of = [&](const ModelParameter& one, std::uint32_t dim, bool is_whole, std::uint64_t expert) {
-    const std::uint64_t size = one.shape[dim] / (is_named || is_dim ? 1 : experts_);
-    std::uint64_t group = 0;
-    while (!is_on(expert, static_cast<std::uint32_t>(group * share.parts), share)) ++group;
-    const std::uint64_t padded = is_named || is_dim ? padded_shape(one, share.padded_shapes)[dim] : size;
-    const std::uint64_t kind = (is_named ? 1 : 2 + is_dim) + (is_whole ? 4 : 0);
-    Table& table = tables_[{size, is_named ? group : expert, kind + 8 * padded, &share}];
-    if (table) return table;
-    ExpertPart part{one, size, padded, expert, 0, 1, is_whole};
-    if (is_dim) part.expert.reset();
-    if (!is_named && !is_dim) {
-      part.begin = expert;
-      part.count = experts_;
-    }
-    table = part_table(part, share);
-    return table;
-  };
+  ExpertDims dims = expert_dims(rule);
   Parts parts;
-  for (std::uint64_t expert = 0; expert < (is_dim ? 1 : experts_); ++expert)
+  for (std::uint64_t expert = 0; expert < (dims.has_own ? 1 : first.experts); ++expert)
     for (std::size_t p = 0; p < each; ++p) {
       const ModelParameter& one = tensor(entry, is_named ? expert * each + p : p);
-      PartitionRule::Part& part = parts.emplace_back(PartitionRule::Part{one.name});
       const auto dim = rule.split ? rule.split : one.split_dim;
-      if (!is_dim) part.slice = static_cast<std::uint32_t>(expert);
-      if (is_dim && share.groups > 1) part.placed.push_back({0, group_table(share)});
-      if (is_dim && dim && !one.packed.empty())
-        part.placed.push_back({*dim, packed_table(one, share)});
-      else if (dim || !is_dim)
-        part.placed.push_back({dim.value_or(stack_dim), table_of(one, dim.value_or(stack_dim), !dim, expert)});
+      parts.push_back(dims.has_own ? part_with_experts(one, dim, share)
+                                   : part_of_expert(one, expert, is_named, dim.value_or(dims.stack), !dim, share));
     }
   const std::uint32_t dim = (rule.split ? rule.split : first.split_dim).value_or(0);
-  const PartitionLabel label = each > 1                     ? PartitionLabel::kFused
-                               : first.split_dim || !is_dim ? label_of(dim)
-                                                            : PartitionLabel::kReplicated;
-  PartitionRule& made = rules_.add_placed(entry.name, label, is_dim ? dim : stack_dim, std::move(parts));
+  const PartitionLabel label = each > 1                           ? PartitionLabel::kFused
+                               : first.split_dim || !dims.has_own ? label_of(dim)
+                                                                  : PartitionLabel::kReplicated;
+  PartitionRule& made = rules_.add_placed(entry.name, label, dims.has_own ? dim : dims.stack, std::move(parts));
   pad(rule, made);
-  made.slice_dim = slice_dim;
+  made.slice_dim = dims.slice;
   made.expert_parallel = share.groups > 1;
   made.kernel = rule.kernel;
-  made.file_dims = order_of(rule.entry_dims, dims);
+  made.file_dims = order_of(rule.entry_dims, dims.names);
 }
 
-void RankRules::add_mask(const WrittenNames::Entry& entry) {
+void RankRules::add_mask(const WrittenNames::Entry& entry, const Added& to) {
   const std::uint64_t parts = entry.constant->value == Scheme::Constant::Value::kMaskPart ? ranks_ : 1;
   std::vector<std::vector<std::uint64_t>> values;
-  for (std::uint64_t i = 0; i < padded_; ++i) {
-    if (i % (padded_ / parts) == 0) values.emplace_back();
-    values.back().push_back(i < size_ ? 0 : lowest_bits(shares_.dtype));
+  for (std::uint64_t i = 0; i < to.padded; ++i) {
+    if (i % (to.padded / parts) == 0) values.emplace_back();
+    values.back().push_back(i < to.size ? 0 : lowest_bits(shares_.dtype));
   }
-  rules_.add_constant(entry.name, shares_.dtype, {padded_ / parts}, std::move(values));
+  rules_.add_constant(entry.name, shares_.dtype, {to.padded / parts}, std::move(values));
 }
 
-void RankRules::add_constant(const WrittenNames::Entry& entry) {
+void RankRules::add_constant(const WrittenNames::Entry& entry, const Added& to) {
   const auto by_rank = [&](auto&& values) {
     std::vector<std::vector<std::uint64_t>> all;
     for (std::uint32_t rank = 0; rank < ranks_; ++rank) all.push_back(values(rank));
@@ -522,22 +566,17 @@ void RankRules::add_constant(const WrittenNames::Entry& entry) {
                                  return std::vector<std::uint64_t>{rank % outside->second.parts};
                                }));
   }
-  if (value == Value::kMask || value == Value::kMaskPart) return add_mask(entry);
+  if (value == Value::kMask || value == Value::kMaskPart) return add_mask(entry, to);
   const ExpertShare& share = found_share(shares_.experts, *entry.rule);
   if (share.groups == 1) return;
-  const auto local = [&](std::uint32_t rank) {
-    std::vector<std::uint64_t> own;
-    for (std::uint64_t expert = 0; expert < experts_; ++expert)
-      if (is_on(expert, rank, share)) own.push_back(expert);
-    return own;
-  };
   if (value == Value::kLocalExperts)
-    return rules_.add_constant(entry.name, DType::kI32, {1, experts_ / share.groups}, by_rank(local));
-  rules_.add_constant(entry.name, DType::kI32, {experts_}, by_rank([&](std::uint32_t rank) {
+    return rules_.add_constant(entry.name, DType::kI32, {1, to.experts / share.groups},
+                               by_rank([&](std::uint32_t rank) { return experts_on(rank, to.experts, share); }));
+  rules_.add_constant(entry.name, DType::kI32, {to.experts}, by_rank([&](std::uint32_t rank) {
                         constexpr std::uint64_t kElsewhere = 0xFFFF'FFFF;
-                        std::vector<std::uint64_t> places(experts_, kElsewhere);
+                        std::vector<std::uint64_t> places(to.experts, kElsewhere);
                         std::uint64_t count = 0;
-                        for (const std::uint64_t expert : local(rank)) places[expert] = count++;
+                        for (const std::uint64_t expert : experts_on(rank, to.experts, share)) places[expert] = count++;
                         return places;
                       }));
 }

@@ -1,13 +1,14 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <map>
 #include <optional>
 #include <string>
-#include <tuple>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "reshard/layouts/names/written_names.h"
@@ -75,18 +76,26 @@ class RankRules {
   using Table = std::shared_ptr<const Placement>;
   using Parts = std::vector<PartitionRule::Part>;
 
+  /// What constants that follow an entry are about.
+  struct Added {
+    std::uint64_t size = 0, padded = 0;  // of the split dim, without and with padding
+    std::uint64_t experts = 0;           // number of experts
+  };
+  /// Parameters with equal keys have the same table: what it is of (a share, or an entry of the scheme), and numbers.
+  using TableKey = std::pair<const void*, std::array<std::uint64_t, 5>>;
+
   bool is_held(const WrittenNames::Entry& entry, const HoldsName& holds) const;
-  void add(const WrittenNames::Entry& entry);
+  Added add(const WrittenNames::Entry& entry);
   void add_heads(const WrittenNames::Entry& entry);
   void add_alternating(const WrittenNames::Entry& entry);
   void add_experts(const WrittenNames::Entry& entry);
-  void add_constant(const WrittenNames::Entry& entry);
+  void add_constant(const WrittenNames::Entry& entry, const Added& to);
   void finish(const WrittenNames::Entry& entry, PartitionRule& rule);
   const PaddedShapes& padded_shapes(const Scheme::Entry& rule) const;
   Dims padded_shape(const ModelParameter& tensor, const PaddedShapes& shapes) const;
   std::uint64_t padded_size(const Scheme::Entry& rule, const ModelParameter& tensor, std::uint32_t dim) const;
   void pad(const Scheme::Entry& rule, PartitionRule& made);
-  void add_mask(const WrittenNames::Entry& entry);
+  void add_mask(const WrittenNames::Entry& entry, const Added& to);
   const ModelParameter& parameter(const std::string& name) const { return *by_name_.at(name); }
   const ModelParameter& tensor(const WrittenNames::Entry& entry, std::size_t index);
   const RankShare& share_of(const WrittenNames::Entry& entry) const;
@@ -95,9 +104,13 @@ class RankRules {
   Table even_table(std::uint64_t size, std::uint64_t padded, const RankShare& share);
   struct ExpertPart;
   Table part_table(const ExpertPart& part, const ExpertShare& share) const;
-  Table group_table(const ExpertShare& share) const;
+  Table shared_part_table(const ExpertPart& part, const ExpertShare& share);
+  Table group_table(std::uint64_t experts, const ExpertShare& share) const;
   Table packed_table(const ModelParameter& parameter, const ExpertShare& share) const;
-  bool is_on(std::uint64_t expert, std::uint32_t rank, const ExpertShare& share) const;
+  PartitionRule::Part part_with_experts(const ModelParameter& one, std::optional<std::uint32_t> dim,
+                                        const ExpertShare& share);
+  PartitionRule::Part part_of_expert(const ModelParameter& one, std::uint64_t expert, bool is_named, std::uint32_t dim,
+                                     bool is_whole, const ExpertShare& share);
 
   const WrittenNames& names_;
   const RankShares& shares_;
@@ -105,11 +118,9 @@ class RankRules {
   HeadCounts heads_;
   PlacedRules rules_;
   std::unordered_map<std::string_view, const ModelParameter*> by_name_;
-  std::map<std::tuple<std::uint64_t, std::uint64_t, std::uint64_t, const void*>, Table> tables_;
-  std::uint64_t experts_ = 0;           // number of experts in the last entry with any
+  std::map<TableKey, Table> tables_;
   std::deque<ModelParameter> changed_;  // tensors that follow from parameters
   std::unordered_map<std::string, std::shared_ptr<const PartitionRule::Changed>> changes_;  // by their names
-  std::uint64_t size_ = 0, padded_ = 0;  // split dim of the last entry, without and with padding
 };
 
 }  // namespace reshard
