@@ -410,7 +410,7 @@ OptionInfo option_info(const Command& command, const LayoutOption& option, bool 
   OptionInfo info{prefix + option.name, "", of_source ? option.source_help : option.help, OptionGroup::kLayout};
   if (option.type == Type::kChoice || option.type == Type::kText) info.value = "NAME";
   if (option.type == Type::kSize) info.value = "SIZE";
-  if (option.type == Type::kCount || option.type == Type::kRank) info.value = "N";
+  if (option.type == Type::kDegree || option.type == Type::kCount || option.type == Type::kRank) info.value = "N";
   info.default_value = option.default_value;
   if (option.type == Type::kChoice) {
     info.completion = Completion::kWords;

@@ -214,7 +214,8 @@ Placement random_placement(Random& random, const Sample& sample) {
     if (option->type == LayoutOption::Type::kChoice)
       request.options.set(name, option->choices[pick(random, 0, option->choices.size() - 1)]);
     if (name == "names" && random() % 2) request.options.set(name, "torchtitan");
-    if (option->type == LayoutOption::Type::kCount && random() % 3 == 0)
+    if ((option->type == LayoutOption::Type::kDegree || option->type == LayoutOption::Type::kCount) &&
+        random() % 3 == 0)
       request.options.set_number(name, one_of(random, {1, 2, 3, 4}));
   }
   return {request, {}, is_known_to_inference(sample, request.layout)};

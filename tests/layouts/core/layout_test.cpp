@@ -13,7 +13,8 @@ namespace reshard::test {
 namespace {
 
 constexpr const char* kChoices[] = {"left", "right"};
-constexpr LayoutOption kCount{"copies", LayoutOption::Type::kCount, "Copies"};
+constexpr LayoutOption kDegree{"copies", LayoutOption::Type::kDegree, "Copies"};
+constexpr LayoutOption kCount{"size-of-head", LayoutOption::Type::kCount, "Size"};
 constexpr LayoutOption kRank{"first", LayoutOption::Type::kRank, "First rank"};
 constexpr LayoutOption kSize{"size", LayoutOption::Type::kSize, "Size", {}, "5GB"};
 constexpr LayoutOption kChoice{"side", LayoutOption::Type::kChoice, "Side", kChoices};
@@ -51,14 +52,17 @@ TEST_CASE("An option that several layouts have is of one type in all of them") {
 
 TEST_CASE("Values of options are parsed by their type, and errors say the option and what it takes") {
   OptionValues values;
+  CHECK_FALSE(values.number(kDegree));
   CHECK_FALSE(values.number(kCount));
   CHECK(values.number(kSize) == 5'000'000'000);
   CHECK(values.choice(kChoice) == "left");
   values.set("copies", "4096");
+  values.set("size-of-head", "8192");
   values.set("first", "0");
   values.set("size", "1KiB");
   values.set("side", "right");
-  CHECK(values.number(kCount) == 4096);
+  CHECK(values.number(kDegree) == 4096);
+  CHECK(values.number(kCount) == 8192);
   CHECK(values.number(kRank) == 0);
   CHECK(values.number(kSize) == 1024);
   CHECK(values.choice(kChoice) == "right");
@@ -72,7 +76,8 @@ TEST_CASE("Values of options are parsed by their type, and errors say the option
         {.kind = ErrorKind::kUsage,
          .says = "`from-" + std::string(option.name) + "`: \"" + text + "\" is not " + says});
   };
-  for (const char* text : {"0", "4097", "-1", "", "two", "1.5"}) check(kCount, text, "a whole number from 1 to 4096");
+  for (const char* text : {"0", "4097", "-1", "", "two", "1.5"}) check(kDegree, text, "a whole number from 1 to 4096");
+  for (const char* text : {"0", "4294967297", "-1", "1.5"}) check(kCount, text, "a whole number from 1 to 4294967296");
   check(kRank, "4096", "a rank number");
   check(kSize, "much", "a size");
   check(kChoice, "up", "one of left, right");

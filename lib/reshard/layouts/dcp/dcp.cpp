@@ -57,7 +57,7 @@ constexpr std::string_view kDcpOptimizerFolder = "optimizer_";
 constexpr const char* kShardsFolder = "sharded";
 
 constexpr LayoutOption kFsdp{.name = "fsdp",
-                             .type = LayoutOption::Type::kCount,
+                             .type = LayoutOption::Type::kDegree,
                              .help = "Number of ranks to shard rows over (FSDP), one file per rank that has rows",
                              .default_value = "1"};
 constexpr LayoutOption kPrefix{.name = "prefix",

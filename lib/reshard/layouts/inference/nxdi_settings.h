@@ -58,48 +58,48 @@ inline constexpr LayoutOption kVocabParallel{
     .source_help = "The embedding is split along the vocabulary (default: from neuron_config.json or the names)"};
 inline constexpr LayoutOption kContextDegree{
     .name = "cp-degree",
-    .type = LayoutOption::Type::kCount,
+    .type = LayoutOption::Type::kDegree,
     .help = "Context-parallel degree: store attention a second time, for prompts, on TP / N ranks each",
     .of_source = true,
     .source_help = "Context-parallel degree (default: from neuron_config.json or the shapes)"};
 inline constexpr LayoutOption kMlpContextDegree{
     .name = "mlp-cp-degree",
-    .type = LayoutOption::Type::kCount,
+    .type = LayoutOption::Type::kDegree,
     .help = "Context-parallel degree of the MLP, which is stored a second time, for prompts",
     .of_source = true,
     .source_help = "Context-parallel degree of the MLP (default: from neuron_config.json or the shapes)"};
 inline constexpr LayoutOption kAttentionDataDegree{
     .name = "attention-dp-degree",
-    .type = LayoutOption::Type::kCount,
+    .type = LayoutOption::Type::kDegree,
     .help = "Data-parallel degree of attention, which is stored a second time, for tokens",
     .of_source = true,
     .source_help = "Data-parallel degree of attention (default: from neuron_config.json or the shapes)"};
 inline constexpr LayoutOption kMoeExpertDegree{
     .name = "moe-ep-degree",
-    .type = LayoutOption::Type::kCount,
+    .type = LayoutOption::Type::kDegree,
     .help = "Expert-parallel degree: each rank has 1 / N of the experts",
     .of_source = true,
     .source_help = "Expert-parallel degree (default: from neuron_config.json or the shapes)"};
 inline constexpr LayoutOption kMoeTensorDegree{.name = "moe-tp-degree",
-                                               .type = LayoutOption::Type::kCount,
+                                               .type = LayoutOption::Type::kDegree,
                                                .help =
                                                    "NxD Inference's moe_tp_degree, on which padding of the experts "
                                                    "depends (default: 1; with moe-ep-degree, TP / moe-ep-degree)"};
 inline constexpr LayoutOption kPromptExpertDegree{
     .name = "moe-cte-ep-degree",
-    .type = LayoutOption::Type::kCount,
+    .type = LayoutOption::Type::kDegree,
     .help = "Expert-parallel degree for prompts in NxD Inference's hybrid sharding, which stores experts twice",
     .of_source = true,
     .source_help = "Expert-parallel degree for prompts (default: from neuron_config.json or the shapes)"};
 inline constexpr LayoutOption kTokenExpertDegree{
     .name = "moe-tkg-ep-degree",
-    .type = LayoutOption::Type::kCount,
+    .type = LayoutOption::Type::kDegree,
     .help = "Expert-parallel degree for tokens in NxD Inference's hybrid sharding, which stores experts twice",
     .of_source = true,
     .source_help = "Expert-parallel degree for tokens (default: from neuron_config.json or the shapes)"};
 inline constexpr LayoutOption kDraftDegree{
     .name = "draft-tp",
-    .type = LayoutOption::Type::kCount,
+    .type = LayoutOption::Type::kDegree,
     .help = "TP degree of the draft, if it was compiled with fewer ranks: for its embedding and head",
     .of_source = true,
     .source_help =

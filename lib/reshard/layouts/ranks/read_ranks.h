@@ -9,7 +9,7 @@ namespace reshard {
 
 inline constexpr LayoutOption kKvSizeMultiplier{
     .name = "kv-size-multiplier",
-    .type = LayoutOption::Type::kCount,
+    .type = LayoutOption::Type::kDegree,
     .help = "Replicas of each key/value head (default: TP / key-value heads, or the fewest that place whole heads)",
     .why_idle = why_multiplier_idle};
 

@@ -9,6 +9,8 @@
 namespace reshard {
 namespace {
 
+constexpr std::uint64_t kMaxCount = std::uint64_t{1} << 32;  // more than any size of a model
+
 Error value_error(const LayoutOption& option, const std::string& prefix, const std::string& value,
                   const std::string& expected) {
   return Error(ErrorKind::kUsage, fmt::format("`{}{}`: \"{}\" is {}", prefix, option.name, printable(value), expected));
@@ -32,12 +34,14 @@ std::optional<std::uint64_t> OptionValues::number(const LayoutOption& option, co
     throw value_error(option, prefix, text, "not a size")
         .hint("write a number with KB, MB, GB, TB (powers of 1000) or KiB, MiB, GiB, TiB (powers of 1024)");
   }
-  const bool count = option.type == LayoutOption::Type::kCount;
-  const std::uint64_t max = count ? kMaxParallelDegree : kMaxParallelDegree - 1;
+  const bool is_rank = option.type == LayoutOption::Type::kRank;
+  const std::uint64_t max = is_rank                                      ? kMaxParallelDegree - 1
+                            : option.type == LayoutOption::Type::kDegree ? kMaxParallelDegree
+                                                                         : kMaxCount;
   const auto value = parse_unsigned(text, max);
-  if (value && (!count || *value != 0)) return value;
+  if (value && (is_rank || *value != 0)) return value;
   throw value_error(option, prefix, text,
-                    count ? fmt::format("not a whole number from 1 to {}", max) : "not a rank number");
+                    is_rank ? "not a rank number" : fmt::format("not a whole number from 1 to {}", max));
 }
 
 std::string OptionValues::text(const LayoutOption& option) const {

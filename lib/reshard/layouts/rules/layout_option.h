@@ -17,7 +17,8 @@ struct TargetPlan;
 struct LayoutOption {
   enum class Type : std::uint8_t {
     kFlag,    // no value
-    kCount,   // a whole number from 1
+    kDegree,  // a number of ranks or replicas, from 1
+    kCount,   // another whole number from 1
     kRank,    // a whole number from 0
     kSize,    // bytes, such as 5GB
     kChoice,  // one of `choices`

@@ -31,7 +31,7 @@ std::string why_source_padding_idle(const Checkpoint& checkpoint) {
 }
 
 constexpr LayoutOption kMultiplier{.name = kKvSizeMultiplier.name,
-                                   .type = LayoutOption::Type::kCount,
+                                   .type = LayoutOption::Type::kDegree,
                                    .help = kKvSizeMultiplier.help,
                                    .of_source = true,
                                    .source_help = "Replicas of each key/value head (default: inferred from the shapes)",

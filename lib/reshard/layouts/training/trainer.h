@@ -43,7 +43,7 @@ inline constexpr LayoutOption kPadHeads{
 
 inline constexpr LayoutOption kDataParallel{
     .name = "dp",
-    .type = LayoutOption::Type::kCount,
+    .type = LayoutOption::Type::kDegree,
     .help = "Data-parallel ranks to shard the optimizer's states over (default: as in the source, or 1)",
     .of_states = true};
 

@@ -169,9 +169,9 @@ TargetRequest completed(TargetRequest request, const Checkpoint& source) {
   // such as the version of the server, but must be written with the flags of the server that loads them.
   for (const LayoutOption* option : request.layout->options()) {
     const auto own = source.form.all().find(option->name);
-    const bool is_kept = traits.writes_states()
-                             ? option->type != LayoutOption::Type::kCount || request.tp == source.mesh.tp
-                             : option->type == LayoutOption::Type::kChoice;
+    const bool is_number = option->type == LayoutOption::Type::kDegree || option->type == LayoutOption::Type::kCount;
+    const bool is_kept = traits.writes_states() ? !is_number || request.tp == source.mesh.tp
+                                                : option->type == LayoutOption::Type::kChoice;
     if (is_kept && own != source.form.all().end() && !request.options.has(option->name))
       request.options.set(option->name, own->second);
   }

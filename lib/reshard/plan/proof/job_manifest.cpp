@@ -84,6 +84,7 @@ std::optional<Manifest::OptionValue> given_option(const Job& job, const LayoutOp
   if (!job.options.has(option.name)) return std::nullopt;
   switch (option.type) {
     case LayoutOption::Type::kFlag: return true;
+    case LayoutOption::Type::kDegree:
     case LayoutOption::Type::kCount:
     case LayoutOption::Type::kRank:
     case LayoutOption::Type::kSize: return job.options.number(option).value();
