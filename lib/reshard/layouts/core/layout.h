@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <initializer_list>
 #include <map>
 #include <memory>
 #include <optional>
@@ -14,7 +15,6 @@
 #include <string_view>
 #include <vector>
 
-#include "reshard/base/enum_set.h"
 #include "reshard/base/error.h"
 #include "reshard/formats/common/format.h"
 #include "reshard/io/files.h"
@@ -33,6 +33,24 @@ struct Checkpoint;
 struct RankFormat;
 struct TargetPlan;
 class Layout;
+
+/// A set of enumerators. The enumeration has at most 32, numbered from 0.
+template <typename Value>
+class EnumSet {
+ public:
+  constexpr EnumSet() = default;
+  constexpr EnumSet(std::initializer_list<Value> values) {
+    for (const Value value : values) bits_ |= bit(value);
+  }
+
+  constexpr bool has(Value value) const { return (bits_ & bit(value)) != 0; }
+  constexpr bool empty() const { return bits_ == 0; }
+
+ private:
+  static constexpr std::uint32_t bit(Value value) { return std::uint32_t{1} << static_cast<std::uint32_t>(value); }
+
+  std::uint32_t bits_ = 0;
+};
 
 /// An axis of the mesh of ranks that a checkpoint is split over.
 enum class MeshAxis : std::uint8_t {
