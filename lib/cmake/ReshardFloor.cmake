@@ -36,6 +36,11 @@ function(reshard_floor name)
   add_library(reshard::${name} ALIAS reshard_${name})
   set_target_properties(reshard_${name} PROPERTIES EXPORT_NAME ${name} CXX_EXTENSIONS OFF POSITION_INDEPENDENT_CODE ON
                                                    RESHARD_FLOORS "${allowed}")
+  if(RESHARD_UNITY_SOURCES)  # fewer sources share more of the work
+    list(LENGTH sources count)
+    math(EXPR batch "(${count} + ${RESHARD_UNITY_SOURCES} - 1) / ${RESHARD_UNITY_SOURCES}")
+    set_target_properties(reshard_${name} PROPERTIES UNITY_BUILD_BATCH_SIZE ${batch})
+  endif()
   target_compile_features(reshard_${name} PUBLIC cxx_std_20)
   target_include_directories(reshard_${name} PUBLIC $<BUILD_INTERFACE:${CMAKE_CURRENT_SOURCE_DIR}>
                                                     $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
