@@ -107,7 +107,7 @@ TEST_CASE("Layers repeat with their numbers, and the ends lie on the first and l
       CHECK(p.name.starts_with("model.layers." + std::to_string(*p.layer) + "."));
     }
     CHECK(p.name == p.module + (p.is_bias ? ".bias" : ".weight"));
-    CHECK(p.on_last_stage == (p.name == "model.norm.weight" || p.name == "lm_head.weight"));
+    CHECK((p.stage == OuterStage::kLast) == (p.name == "model.norm.weight" || p.name == "lm_head.weight"));
   }
   CHECK(counts == std::map<std::uint64_t, std::size_t>{{0, 9}, {1, 9}, {2, 9}});
 }

@@ -216,7 +216,7 @@ TEST_CASE("A list outside the layers has the numbers of its items, on the stage 
   for (const ModelParameter& parameter : model.parameters) {
     names.push_back(parameter.name);
     CHECK(parameter.layer.has_value() == parameter.name.starts_with("decoder"));
-    CHECK(parameter.on_last_stage == parameter.name.starts_with("heads"));
+    CHECK((parameter.stage == OuterStage::kLast) == parameter.name.starts_with("heads"));
     CHECK_FALSE(parameter.expert);
   }
   CHECK(names == std::vector<std::string>{"encoder.layers.0.up.weight", "encoder.layers.0.norm.weight",

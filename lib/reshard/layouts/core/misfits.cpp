@@ -215,8 +215,12 @@ std::string missing_scale(const ModelParameter& weight, const Model& model) {
 }
 
 bool has_shape(const LogicalTensor& tensor, const ModelParameter& expected) {
-  if (expected.scalar) return num_elems(tensor.shape) == 1u;
-  return expected.any_shape || tensor.shape == expected.shape;
+  switch (expected.shape_known) {
+    case ShapeKnown::kExactly: return tensor.shape == expected.shape;
+    case ShapeKnown::kOneElement: return num_elems(tensor.shape) == 1u;
+    case ShapeKnown::kNot: return true;
+  }
+  return false;
 }
 
 bool is_emptied(const LogicalTensor& tensor) {
@@ -232,7 +236,7 @@ std::vector<std::string> emptied_parameters(std::span<const LogicalTensor> tenso
   std::unordered_map<std::string_view, const ModelParameter*> expected;
   if (model != nullptr && !model->by_config_plan)  // the parameters of such a plan are those of the files
     for (const ModelParameter& parameter : model->parameters)
-      if (!parameter.any_shape) expected.emplace(parameter.name, &parameter);
+      if (parameter.shape_known != ShapeKnown::kNot) expected.emplace(parameter.name, &parameter);
   for (const LogicalTensor& tensor : tensors) {
     if (!is_emptied(tensor)) continue;
     const auto found = expected.find(tensor.name);

@@ -204,10 +204,10 @@ void plan_model(TargetPlan& plan, const RankTarget& target, const OptionValues& 
     plan.without_place.insert(plan.without_place.end(), names.begin(), names.end());
   };
   leave_out_if("NxD Inference computes them", [&](const ModelParameter& parameter) {
-    return parameter.any_shape && !(parameter.trained && model.is_part);
+    return parameter.shape_known == ShapeKnown::kNot && !(parameter.trained && model.is_part);
   });
   leave_out_if("NxD Inference has the files of other parts elsewhere", [&](const ModelParameter& parameter) {
-    return parameter.any_shape && parameter.trained && model.is_part;
+    return parameter.shape_known == ShapeKnown::kNot && parameter.trained && model.is_part;
   });
   leave_out_if("NxD Inference has no layers for multi-token prediction", [&](const ModelParameter& parameter) {
     return parameter.layer && *parameter.layer >= served_layers(model);

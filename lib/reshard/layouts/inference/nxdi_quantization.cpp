@@ -221,7 +221,7 @@ void validate_quantized_rules(const Model& model, const std::vector<PartitionRul
   for (const ModelParameter& parameter : model.parameters) {
     if (modules.count(parameter.module) == 0 || parameter.name.ends_with(kWeight) || parameter.is_bias) continue;
     scales.insert(parameter.name);
-    if (parameter.scalar) scalars.insert(parameter.name);
+    if (parameter.shape_known == ShapeKnown::kOneElement) scalars.insert(parameter.name);
   }
   const auto fail = [](const std::string& name, const char* why) {
     throw Error(ErrorKind::kUnsupported, fmt::format("is quantised, and {}", why))
@@ -256,7 +256,7 @@ void set_quantized_kernels(std::vector<PartitionRule>& rules, const Model& model
   const std::set<std::string> modules = quantized_modules(model);
   std::set<std::string> scalars;
   for (const ModelParameter& parameter : model.parameters)
-    if (parameter.scalar) scalars.insert(parameter.name);
+    if (parameter.shape_known == ShapeKnown::kOneElement) scalars.insert(parameter.name);
   for (PartitionRule& rule : rules) {
     if (rule.kernel.empty() || rule.parts.empty()) continue;
     const std::string name = rule.parts.front().logical_name;

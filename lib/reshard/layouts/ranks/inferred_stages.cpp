@@ -309,7 +309,7 @@ class Derivation {
   }
 
   void add_own(const TensorEntry& tensor, const ModelParameter& parameter) {
-    if (parameter.any_shape || parameter.scalar) {
+    if (parameter.shape_known != ShapeKnown::kExactly) {
       metadata_.parameters.push_back({tensor.name, false, 0, 1, 1, {}});
       return;
     }

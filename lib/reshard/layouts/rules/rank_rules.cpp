@@ -201,7 +201,7 @@ void RankRules::pad(const Scheme::Entry& rule, PartitionRule& made) {
 bool RankRules::is_held(const WrittenNames::Entry& entry, const HoldsName& holds) const {
   return std::any_of(entry.tensors.begin(), entry.tensors.end(), [&](const std::string& name) {
     const ModelParameter& one = parameter(name);
-    return !one.any_shape && (!one.optional || holds(name) || holds(entry.name));
+    return one.shape_known != ShapeKnown::kNot && (!one.optional || holds(name) || holds(entry.name));
   });
 }
 

@@ -47,7 +47,7 @@ std::vector<std::string> replicated_modules(const Model& model) {
       LayerModule& module = in_layers[with_stars(name)];
       module.is_split = module.is_split || parameter.split_dim;
       module.has_matrix = module.has_matrix || (parameter.shape.size() > 1 && !parameter.optional);
-    } else if (parameter.any_shape && !parameter.name.ends_with(".inv_freq")) {
+    } else if (parameter.shape_known == ShapeKnown::kNot && !parameter.name.ends_with(".inv_freq")) {
       outside.insert(outer_part(parameter.name));
     }
   }
@@ -104,7 +104,7 @@ std::vector<std::string> assumed_stage_notes(const Model& model, std::uint64_t p
   if (pp == 1 || (model.family_from != FamilyFrom::kSpec && !model.by_config_plan)) return {};
   std::vector<std::string> names;
   for (const ModelParameter& parameter : model.parameters)
-    if (parameter.stage_assumed) names.push_back(parameter.name);
+    if (parameter.stage == OuterStage::kAssumedFirst) names.push_back(parameter.name);
   if (names.empty()) return {};
   return {fmt::format(
       "on the first pipeline stage, because no other stage is declared: {}; {} names the modules of the last stage",

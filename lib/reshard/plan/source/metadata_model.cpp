@@ -30,7 +30,7 @@ void validate_stages_known(const Checkpoint& checkpoint, const TargetRequest& ta
   if (checkpoint.mesh.pp > 1 || !is_cut) return;
   std::vector<std::string> names;
   for (const ModelParameter& parameter : checkpoint.model->parameters)
-    if (!parameter.layer && !parameter.on_last_stage) names.push_back(parameter.name);
+    if (!parameter.layer && parameter.stage != OuterStage::kLast) names.push_back(parameter.name);
   if (names.empty()) return;
   throw Error(
       ErrorKind::kBadInput,

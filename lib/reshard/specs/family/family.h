@@ -82,6 +82,20 @@ std::optional<TensorParallelPlan> plan_of_word(std::string_view word);
 /// Returns all words in kPlanWords.
 std::vector<std::string> plan_words();
 
+/// What is known of a tensor's shape.
+enum class ShapeKnown : std::uint8_t {
+  kExactly,
+  kOneElement,  // with any number of dims
+  kNot,         // it is not checked, and every rank has all of it
+};
+
+/// The pipeline stage of a module outside the layers.
+enum class OuterStage : std::uint8_t {
+  kFirst,
+  kLast,
+  kAssumedFirst,  // after the layers, but not known to be on the last one
+};
+
 /// A model architecture as data. lib/reshard/specs/families/*.json are compiled in; others are read from files.
 /// lib/reshard/specs/family.schema.json is the schema of such a file. In a name, the first "*" is the layer number
 /// and the second the expert number. A list outside the layers has one "*", for the item number.
@@ -97,7 +111,7 @@ struct Family {
     std::string parameter;  // last component: "weight", or a buffer or bias; "" if `name` includes it
     TensorParallelPlan plan = TensorParallelPlan::kReplicate;
     std::vector<Expression> shape;     // shape of the parameter; empty: a scalar
-    bool any_shape = false;            // the shape is not checked; only for optional replicated modules
+    bool any_shape = false;            // ShapeKnown::kNot; only for optional replicated modules
     std::optional<std::uint32_t> dim;  // the split dim, if it differs from that of the plan
     Expression bias;                   // whether the module has a bias
     Expression when;                   // whether a layer has this module
@@ -111,10 +125,9 @@ struct Family {
     std::string variant;               // variant of a layer that has this module; empty: all
     bool optional = false;             // checkpoints may lack it
     bool trained = true;               // false: a buffer; optimizers have no state for it
-    bool on_last_stage = false;        // for modules outside the layers
-    bool stage_assumed = false;        // after the layers, but not known to be on the last stage
-    std::string tied_to;               // module whose weight this module shares if it is tied (are_tied)
-    std::uint64_t line = 0;            // line in Family::file; 0: unknown
+    OuterStage stage = OuterStage::kFirst;  // for modules outside the layers
+    std::string tied_to;                    // module whose weight this module shares if it is tied (are_tied)
+    std::uint64_t line = 0;                 // line in Family::file; 0: unknown
 
     /// Whether the name has a star for the number of each of `items` or `experts`, after the star of the layer.
     bool is_list() const { return items || (experts && !stacked); }

@@ -89,7 +89,7 @@ Family::Module parse_module(const JsonObject& object) {
   if (object.has("stage")) {
     const std::string& stage = object.string_at("stage");
     if (stage != "first" && stage != "last") object.fail("stage", "\"first\" or \"last\"");
-    module.on_last_stage = stage == "last";
+    if (stage == "last") module.stage = OuterStage::kLast;
   }
   if (object.has("tied_to")) module.tied_to = object.string_at("tied_to");
 
@@ -287,7 +287,7 @@ void read_modules(const JsonObject& object, Family& family) {
     const bool layered = module.is_layered();
     behind_layers = behind_layers || layered;
     module.line = object.file().line(of_module.pointer());
-    module.stage_assumed = behind_layers && !layered && !of_module.has("stage");
+    if (behind_layers && !layered && !of_module.has("stage")) module.stage = OuterStage::kAssumedFirst;
     family.modules.push_back(std::move(module));
     ++i;
   }

@@ -46,7 +46,7 @@ std::vector<std::string> names_in(const Json& list) {
 
 /// Order of parameters: before the layers, in the layers, after the layers; each sorted by name.
 bool comes_before(const ModelParameter& a, const ModelParameter& b) {
-  const auto place = [](const ModelParameter& p) { return p.layer ? 1 : p.on_last_stage ? 2 : 0; };
+  const auto place = [](const ModelParameter& p) { return p.layer ? 1 : p.stage == OuterStage::kLast ? 2 : 0; };
   return place(a) != place(b) ? place(a) < place(b) : natural_less(a.name, b.name);
 }
 
@@ -214,19 +214,19 @@ std::optional<std::uint64_t> ConfigPlan::layer_of(std::string_view name) const {
 /// modules that the config places there, and otherwise norms.
 void ConfigPlan::place(ModelParameter& parameter) const {
   std::string_view name = parameter.name;
-  parameter.on_last_stage = true;
+  parameter.stage = OuterStage::kLast;
   if (!name.starts_with(base_prefix_)) return;
   name.remove_prefix(base_prefix_.size());
   for (const auto& [module, behind] : behind_layers_)
     if (name == module || name.starts_with(module + ".")) {
-      parameter.on_last_stage = behind;
+      parameter.stage = behind ? OuterStage::kLast : OuterStage::kFirst;
       return;
     }
   const std::string_view module = name.substr(0, name.find('.'));
-  parameter.on_last_stage = module == kHead || module.find("norm") != module.npos || module.starts_with("ln_");
+  if (module == kHead || module.find("norm") != module.npos || module.starts_with("ln_")) return;
   const bool embedding = std::any_of(std::begin(kEmbeddings), std::end(kEmbeddings),
                                      [&](std::string_view part) { return module.find(part) != module.npos; });
-  parameter.stage_assumed = !parameter.on_last_stage && !embedding;
+  parameter.stage = embedding ? OuterStage::kFirst : OuterStage::kAssumedFirst;
 }
 
 std::optional<std::uint64_t> ConfigPlan::number(const char* key, std::uint64_t max) const {
@@ -307,7 +307,7 @@ void ConfigPlan::tie(std::vector<ModelParameter>& parameters) const {
   ModelParameter copy = *embedding;
   copy.name = std::string(kHead) + ".weight";
   copy.module = kHead;
-  copy.on_last_stage = true;
+  copy.stage = OuterStage::kLast;
   copy.tied_to = embedding->name;
   if (head == parameters.end())
     parameters.push_back(std::move(copy));

@@ -228,16 +228,15 @@ void add_unlisted(Model& model, const std::unordered_set<std::string_view>& name
     ModelParameter parameter;
     parameter.module = name.substr(0, name.rfind('.'));
     parameter.optional = true;
-    parameter.scalar = is_cache_scale(name);
-    parameter.any_shape = !parameter.scalar;
-    parameter.trained = !is_attention_buffer(name) && !parameter.scalar;
+    parameter.shape_known = is_cache_scale(name) ? ShapeKnown::kOneElement : ShapeKnown::kNot;
+    parameter.trained = !is_attention_buffer(name) && !is_cache_scale(name);
     const bool in_layers = name.starts_with(layers);
     std::vector<ModelParameter>* list = nullptr;
     if (is_attention_buffer(name) || (model.quantized && in_layers && is_cache_scale(name))) {
       if (in_layers) parameter.layer = layer_of(name, layers, model.layers);
       if (!in_layers || parameter.layer) list = &buffers;
     } else if (is_whole(name)) {
-      parameter.on_last_stage = true;
+      parameter.stage = OuterStage::kLast;
       list = &whole;
     } else if (other_parts && !in_layers && !(own_base && name.starts_with(base))) {
       list = &others;

@@ -273,7 +273,7 @@ class ModelBuilder {
       throw;
     }
     weight.plan = module.plan;
-    weight.any_shape = module.any_shape;
+    if (module.any_shape) weight.shape_known = ShapeKnown::kNot;
     weight.split_dim = module.dim ? module.dim : split_dim_of(module.plan, weight.shape.size());
     if (is_packed(module.plan))
       weight.packed = at("packed", [&] { return packed_parts(module, weight.shape[*weight.split_dim], values_); });
@@ -282,8 +282,7 @@ class ModelBuilder {
     weight.optional = module.optional;
     weight.trained = module.trained;
     weight.layer = layer_;
-    weight.on_last_stage = module.on_last_stage;
-    weight.stage_assumed = module.stage_assumed;
+    weight.stage = module.stage;
     if (shares_weight(module)) weight.tied_to = module.tied_to + ".weight";
     filled.has_bias = module.bias && at("bias", [&] { return values_.holds(module.bias); });
     if (module.experts) weight.experts = size_of(module.stacked ? "stacked_experts" : "experts", module.experts);

@@ -25,15 +25,13 @@ struct ModelParameter {
   std::string module;  // name without its last component
   Dims shape;
   TensorParallelPlan plan = TensorParallelPlan::kReplicate;
-  bool any_shape = false;  // the shape is not checked; replicated
-  bool scalar = false;     // one element, with any number of dims
+  ShapeKnown shape_known = ShapeKnown::kExactly;
   bool plain = false;  // a weight without scales in a quantised model; if it has 8 bits or fewer, scales are missing
   bool partial_block = false;  // scales whose last block is partial, so that they can only be padded
   bool is_bias = false;
   bool optional = false;
-  bool trained = true;  // false: a buffer; optimizers have no state for it
-  bool on_last_stage = false;
-  bool stage_assumed = false;              // outside the layers and of unknown stage; assumed to be on the first
+  bool trained = true;                     // false: a buffer; optimizers have no state for it
+  OuterStage stage = OuterStage::kFirst;   // if it is outside the layers
   std::optional<std::uint32_t> split_dim;  // std::nullopt: replicated
   std::vector<PackedPart> packed;          // along split_dim; empty: one matrix
   std::uint64_t heads = 0;                 // parts along split_dim that are not divided; 0: may be split anywhere

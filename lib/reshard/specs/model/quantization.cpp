@@ -373,12 +373,14 @@ const std::vector<Quantization::Part>& Quantization::parts_of(Applied& applied, 
       Part part;
       part.leaf = parameter.name.c_str();
       part.is_weight = parameter.name == "weight" && !parameter.has_shape;
-      part.scalar = parameter.scalar;
       part.optional = parameter.optional;
       part.factor = parameter.factor;
-      part.any_shape = !parameter.has_shape && !part.is_weight && !part.scalar;
+      if (parameter.scalar)
+        part.shape_known = ShapeKnown::kOneElement;
+      else if (!parameter.has_shape && !part.is_weight)
+        part.shape_known = ShapeKnown::kNot;
       for (const Expression& size : parameter.shape) part.shape.push_back(size.size(lookup));
-      if (part.scalar) part.shape = {1};
+      if (parameter.scalar) part.shape = {1};
       part.out_dim = parameter.outputs.dim;
       part.in_dim = parameter.inputs.dim;
       if (part.out_dim >= 0) part.per_out = parameter.outputs.per.size(lookup);
@@ -415,8 +417,7 @@ void Quantization::add_linear(const ModelParameter& weight, bool has_bias, const
     ModelParameter& added =
         parameters.emplace_back(part_of(weight, part.leaf, part.shape, of_outputs ? part.out_dim : part.in_dim,
                                         of_outputs ? part.per_out : part.per_in));
-    added.any_shape = part.any_shape;
-    added.scalar = part.scalar;
+    added.shape_known = part.shape_known;
     added.optional = part.optional;
     note_unit(added);
   }
@@ -476,12 +477,13 @@ std::optional<Quantization::Scaled> Quantization::scaled(const std::string& weig
       continue;
     Scaled scaled;
     for (const Part& part : parts_of(applied, outputs, inputs)) {
+      const bool is_one = part.shape_known == ShapeKnown::kOneElement;
       if (part.factor)
         scaled = {is_stack ? weight + scheme->stacked_suffix : module + part.leaf,
-                  part.scalar        ? 0
+                  is_one             ? 0
                   : part.out_dim < 0 ? outputs
                                      : part.per_out,
-                  part.scalar       ? 0
+                  is_one            ? 0
                   : part.in_dim < 0 ? inputs
                                     : part.per_in,
                   std::move(scaled.others)};

@@ -90,9 +90,8 @@ class Quantization {
   struct Part {
     const char* leaf = nullptr;
     bool is_weight = false;
-    bool scalar = false;
     bool optional = false;
-    bool any_shape = false;
+    ShapeKnown shape_known = ShapeKnown::kExactly;
     bool factor = false;
     Dims shape;
     int out_dim = -1, in_dim = -1;          // dims that belong to the weight's outputs and inputs

@@ -85,7 +85,7 @@ class StageBuilder {
  private:
   bool on_rank(const ModelParameter& p, std::uint32_t pp_rank, const PipelinePartition& partition) const {
     if (p.layer) return partition.rank_of_layer(*p.layer) == pp_rank;
-    return pp_rank == (p.on_last_stage ? partition.last_rank() : partition.first_rank());
+    return pp_rank == (p.stage == OuterStage::kLast ? partition.last_rank() : partition.first_rank());
   }
 
   /// A rank with a tied parameter also has the matrix under its own name.
