@@ -56,6 +56,12 @@ struct FilePart {
   std::string bytes;
 };
 
+/// A second name for a tensor of the same file; both names share one storage.
+struct TensorAlias {
+  std::string name;
+  std::string source;
+};
+
 /// Layout of a file to be written: `parts`, and the offset of each tensor. Bytes between them are undefined.
 struct ContainerPlan {
   std::vector<FilePart> parts;  // ascending

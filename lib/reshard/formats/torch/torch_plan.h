@@ -12,12 +12,6 @@
 
 namespace reshard {
 
-/// A second name for a tensor of the same file; both names share one storage.
-struct TensorAlias {
-  std::string name;
-  std::string source;
-};
-
 /// Plans the file that `torch.save` writes for a state dict (torch/serialization.py; pickle protocol 2): tensors in the
 /// given order, each with a separate storage aligned to 64 bytes, then the aliases. `archive` is the directory inside
 /// the file: the file name without its extension. `crcs` are the CRCs of the tensors' bytes, one per tensor; without

@@ -7,6 +7,7 @@
 
 #include "reshard/formats/dcp/dcp_plan.h"
 #include "reshard/formats/safetensors/safetensors.h"
+#include "reshard/formats/torch/torch_plan.h"
 #include "reshard/formats/torch/xser.h"
 
 namespace reshard {

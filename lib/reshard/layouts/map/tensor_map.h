@@ -14,7 +14,6 @@
 #include "reshard/formats/common/container.h"
 #include "reshard/formats/common/container_keys.h"
 #include "reshard/formats/common/tensor_role.h"
-#include "reshard/formats/torch/torch_plan.h"
 #include "reshard/io/zstd_source.h"
 #include "reshard/layouts/map/partition.h"
 #include "reshard/layouts/map/rank_record.h"
@@ -24,6 +23,8 @@
 #include "reshard/tensor/values/view.h"
 
 namespace reshard {
+
+struct SavedValue;
 
 /// How a logical tensor is computed: from others of its map, which a target may lack, or, for a constant, from none.
 struct Computed {

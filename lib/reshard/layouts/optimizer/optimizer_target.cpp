@@ -13,6 +13,7 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
+#include "reshard/formats/pickle/saved_value.h"
 #include "reshard/layouts/map/target_file.h"
 #include "reshard/layouts/optimizer/row_shards.h"
 #include "reshard/layouts/ranks/rank_format.h"

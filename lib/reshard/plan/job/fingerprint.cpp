@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "reshard/formats/pickle/saved_value.h"
 #include "reshard/layouts/map/rank_record.h"
 
 namespace reshard {
