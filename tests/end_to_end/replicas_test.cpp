@@ -10,6 +10,7 @@
 #include <set>
 
 #include "reshard/engine/check/verify.h"
+#include "reshard/engine/move/run.h"
 #include "reshard/layouts/core/checkpoint.h"
 #include "reshard/tensor/cast/cast.h"
 #include "support/checkpoints.h"

@@ -1,6 +1,7 @@
 // What a run that a signal stops leaves for the next one.
 
 #include "engine/publish/stopped_run.h"
+#include "reshard/engine/job_run.h"
 #include "support/refusals.h"
 
 namespace reshard::test {

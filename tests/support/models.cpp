@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "reshard/engine/move/run.h"
 #include "reshard/layouts/map/target_file.h"
 #include "reshard/layouts/map/whole_map.h"
 #include "support/catch.h"

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "reshard/base/wire.h"
+#include "reshard/engine/job_run.h"
 #include "reshard/engine/ranks/agreement.h"
 #include "reshard/engine/ranks/run_fingerprint.h"
 #include "reshard/engine/units/lots.h"

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "reshard/engine/execute.h"
 #include "reshard/engine/move/page_fragments.h"
 #include "reshard/engine/move/run.h"
 #include "reshard/engine/publish/earlier_runs.h"
@@ -20,24 +21,6 @@
 #include "reshard/plan/job/job.h"
 
 namespace reshard {
-
-struct RunResult {
-  std::uint64_t files = 0;            // written
-  std::uint64_t read_bytes = 0;       // of tensors, including compared ones; without an earlier run's reads
-  std::vector<Divergence> divergent;  // replicas with allowed differences, sorted by their texts
-  std::vector<std::string> notes;     // further notes for the user, whole sentences
-  /// Target tensors that are the mean of differing tensors, in the program's order.
-  std::vector<std::string> inexact;
-  /// Target tensors with values beyond the range of their dtype, and the number of these values, likewise.
-  std::vector<std::pair<std::string, std::uint64_t>> saturated;
-  /// Target tensors with values that became 0 without being 0 in the source, if more than a hundredth did; likewise.
-  std::vector<std::pair<std::string, std::uint64_t>> zeroed;
-  std::uint64_t written_bytes = 0;  // over all files
-  std::uint64_t resumed_bytes = 0;  // the part of written_bytes that an earlier run wrote
-  double seconds = 0;               // from prepare to the end of publish
-  double hashing_seconds = 0;       // thread time for hashing a manifest's tensors while they are moved
-  double rereading_seconds = 0;     // from the end of writing to the end of rereading and hashing files
-};
 
 /// A prepared run, as the leader describes it to the other processes.
 struct PreparedRun {

@@ -6,6 +6,7 @@
 
 #include "reshard/engine/check/verify_manifest.h"
 #include "reshard/engine/execute.h"
+#include "reshard/engine/job_run.h"
 #include "reshard/layouts/core/checkpoint.h"
 #include "support/checkpoints.h"
 #include "support/files.h"

@@ -8,6 +8,7 @@
 #include "engine/publish/stopped_run.h"
 #include "reshard/engine/check/digests.h"
 #include "reshard/engine/check/verify.h"
+#include "reshard/engine/job_run.h"
 #include "reshard/engine/publish/earlier_runs.h"
 #include "reshard/engine/ranks/run_fingerprint.h"
 #include "reshard/layouts/read_checkpoint.h"

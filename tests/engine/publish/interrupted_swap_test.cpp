@@ -11,6 +11,7 @@
 #include "reshard/base/error.h"
 #include "reshard/base/paths.h"
 #include "reshard/engine/execute.h"
+#include "reshard/engine/job_run.h"
 #include "reshard/engine/publish/earlier_runs.h"
 #include "reshard/engine/publish/output.h"
 #include "support/checkpoints.h"

@@ -9,6 +9,7 @@
 
 #include "reshard/base/strings.h"
 #include "reshard/engine/execute.h"
+#include "reshard/engine/job_run.h"
 #include "reshard/io/local_storage.h"
 #include "support/local_files.h"
 #include "support/pickles.h"

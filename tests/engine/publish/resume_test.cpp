@@ -7,6 +7,7 @@
 #include "engine/publish/stopped_run.h"
 #include "reshard/base/sealed_text.h"
 #include "reshard/base/wire.h"
+#include "reshard/engine/job_run.h"
 #include "reshard/engine/publish/earlier_runs.h"
 #include "reshard/engine/publish/output.h"
 #include "reshard/engine/publish/staging_mark.h"

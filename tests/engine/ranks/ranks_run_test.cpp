@@ -13,6 +13,7 @@
 #include "reshard/engine/check/verify.h"
 #include "reshard/engine/check/verify_manifest.h"
 #include "reshard/engine/execute.h"
+#include "reshard/engine/job_run.h"
 #include "reshard/engine/publish/earlier_runs.h"
 #include "reshard/layouts/read_checkpoint.h"
 #include "reshard/plan/plan.h"

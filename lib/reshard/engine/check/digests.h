@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "reshard/base/sha256.h"
-#include "reshard/engine/move/run.h"
+#include "reshard/engine/move/run_options.h"
 #include "reshard/engine/ranks/together.h"
 #include "reshard/layouts/map/tensor_map.h"
 #include "reshard/plan/proof/manifest.h"

@@ -2,7 +2,7 @@
 
 #include <vector>
 
-#include "reshard/engine/move/run.h"
+#include "reshard/engine/move/run_options.h"
 #include "reshard/engine/ranks/together.h"
 #include "reshard/layouts/map/tensor_map.h"
 #include "reshard/tensor/cast/numeric.h"

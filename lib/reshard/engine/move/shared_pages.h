@@ -3,14 +3,11 @@
 #include <cstdint>
 #include <vector>
 
+#include "reshard/engine/move/run_options.h"
 #include "reshard/engine/units/units.h"
 #include "reshard/plan/job/program.h"
 
 namespace reshard {
-
-/// The largest page in which any machine caches files: 64 KiB, on some Arm and POWER kernels. Smaller page sizes divide
-/// it.
-inline constexpr std::uint64_t kLargestPageBytes = std::uint64_t{64} << 10;
 
 struct PageRange {
   std::uint64_t first_page = 0;

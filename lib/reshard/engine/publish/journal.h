@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "reshard/engine/move/run.h"
+#include "reshard/engine/units/unit_ledger.h"
 #include "reshard/io/storage.h"
 #include "reshard/plan/job/job.h"
 

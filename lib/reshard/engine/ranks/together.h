@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "reshard/base/error.h"
-#include "reshard/engine/move/run.h"
+#include "reshard/engine/move/run_options.h"
 #include "reshard/engine/ranks/peers.h"
 
 namespace reshard {
