@@ -98,8 +98,9 @@ bool FoundCheckpoint::is_checkpoint() const {
 fs::path FoundCheckpoint::adapter_beside_state(Files& files) const {
   if (!shards || shards->is_empty || shards->path == path || !shards->layout->traits().needs_no_mesh()) return {};
   if (!adapter_file.empty()) return adapter_file;
-  const std::vector<std::string> folders = peft_folders_in(files, path).adapters;
-  return folders.empty() ? fs::path() : path / folders.front();
+  for (const std::string& folder : peft_folders_in(files, path).adapters)
+    if (!peft_file_in(files, path / folder).empty()) return path / folder;
+  return {};
 }
 
 const Layout* FoundCheckpoint::layout(Files& files) const {
