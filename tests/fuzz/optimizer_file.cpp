@@ -8,15 +8,12 @@ void reshard::test::fuzz(std::string_view input) {
   MemoryFiles files;
   write_xser(files, input);
   const OptimizerFile file = read_optimizer_file(files, "c");
-  const auto check_tensor = [&](const TensorEntry& tensor) {
-    check(tensor.file < file.files.size());
-    check_bounds(tensor, file.files[tensor.file].size_bytes);
-  };
   std::size_t count = 0;
   for (const OptimizerFileGroup& group : file.groups) count += group.count;
   check(count == file.entries.size());
-  for (const OptimizerEntry& entry : file.entries) {
-    for (const OptimizerState& state : entry.tensors) check_tensor(state.shards.at(0));
-    for (const TensorEntry& tensor : entry.master.shards) check_tensor(tensor);
+  for (const StateShard& shard : file.shards) {
+    check(shard.entry < file.entries.size());
+    check(shard.tensor.file < file.files.size());
+    check_bounds(shard.tensor, file.files[shard.tensor.file].size_bytes);
   }
 }

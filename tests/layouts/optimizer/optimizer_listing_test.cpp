@@ -104,12 +104,15 @@ TEST_CASE("The optimizer's files of two data-parallel ranks are read with groups
   CHECK(first.groups[1].values == PlainValue::Dict{{"lr", {std::int64_t{1}}}, {"weight_decay", {std::int64_t{0}}}});
   REQUIRE(first.entries.size() == 2);
   CHECK(first.entries[1].numbers.front() == std::pair(std::string("step"), PlainValue{std::int64_t{3}}));
-  REQUIRE(first.entries[1].tensors.size() == 1);
-  const OptimizerState& state = first.entries[1].tensors[0];
-  REQUIRE(state.shards.size() == 2);
-  CHECK(state.of_rank(1)->shape == Dims{3, 2});
-  CHECK(files.files[state.of_rank(1)->file].path == optimizer.file(1));
-  CHECK(state.of_rank(2) == nullptr);
+  REQUIRE(first.of_rank(0).size() == 2);
+  REQUIRE(first.of_rank(1).size() == 2);
+  const StateShard& shard = first.of_rank(1)[1];
+  CHECK(shard.state() == "exp_avg");
+  CHECK(shard.entry == 1);
+  CHECK(shard.begin_row == 3);
+  CHECK(shard.tensor.shape == Dims{3, 2});
+  CHECK(files.files[shard.tensor.file].path == optimizer.file(1));
+  CHECK(first.of_rank(2).empty());
   CHECK(first.entries[1].shape == Dims{5, 2});
 }
 
@@ -200,7 +203,7 @@ TEST_CASE("Groups, hyperparameters and names of states without end are refused, 
           {.says = "group 0 has 1001 hyperparameters, but at most 1000 are supported", .hint = " "});
   refused(many_names(33), {.tensor = "b32", .says = "one of more than 64"});
   optimizer.write(optimizer.file(0), many_names(32));
-  CHECK(optimizer.read().stages[0].entries[1].tensors.size() == 32);
+  CHECK(optimizer.read().stages[0].shards.size() == 32);
 }
 
 TEST_CASE("A hyperparameter is read though it is the very list of parameters") {

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "reshard/base/error.h"
+#include "reshard/layouts/optimizer/optimizer_file.h"
 #include "reshard/specs/parallel/mesh.h"
 
 namespace reshard {

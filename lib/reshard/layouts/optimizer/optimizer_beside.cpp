@@ -15,6 +15,7 @@
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
 #include "reshard/io/files.h"
+#include "reshard/layouts/contents/number_reader.h"
 #include "reshard/layouts/core/weights_option.h"
 #include "reshard/layouts/map/tensor_map.h"
 #include "reshard/layouts/optimizer/optimizer_groups.h"
@@ -31,28 +32,20 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Reads the step of an entry; std::nullopt if it has none.
-std::optional<double> step_of(Files& files, const OptimizerFiles& optimizer, const OptimizerEntry& entry) {
-  for (const auto& [name, value] : entry.numbers) {
-    if (name != kStep) continue;
-    if (const auto real = real_of(value)) return real;
-  }
-  for (const OptimizerState& state : entry.tensors) {
-    const TensorEntry& tensor = state.shards.front();
-    std::array<std::byte, 16> bytes;
-    if (tensor.name != kStep || !tensor.shape.empty() || tensor.size_bytes > bytes.size()) continue;
-    const auto value = std::span(bytes).first(tensor.size_bytes);
-    files.open(optimizer.files[tensor.file].path)->read_at(tensor.offset_bytes, value);
-    return summarize(tensor.dtype, value).min;
-  }
-  return std::nullopt;
-}
-
 /// Reads the largest step of a stage's entries; std::nullopt if no entry has a step.
 std::optional<double> last_step(Files& files, const OptimizerFiles& optimizer, const OptimizerStage& stage) {
   std::optional<double> last;
+  const auto add = [&](const PlainValue& value) {
+    if (const auto step = real_of(value)) last = std::max(last.value_or(*step), *step);
+  };
   for (const OptimizerEntry& entry : stage.entries)
-    if (const auto step = step_of(files, optimizer, entry)) last = std::max(last.value_or(*step), *step);
+    for (const auto& [name, value] : entry.numbers)
+      if (name == kStep) add(value);
+  NumberReader reader(files, optimizer.files);
+  for (const StateShard& shard : stage.of_rank(0))
+    if (const TensorEntry& step = shard.tensor;
+        step.name == kStep && NumberReader::can_read({step.name, step.dtype, step.shape, {}}))
+      add(reader.read({step.name, step.dtype, step.shape, step.file, step.offset_bytes}));
   return last;
 }
 
@@ -69,15 +62,9 @@ OptimizerSummary summarize_optimizer(Files& files, const OptimizerFiles& optimiz
   StateCounts states;
   for (const OptimizerStage& stage : optimizer.stages) {
     std::vector<std::uint64_t> bytes(optimizer.ranks());  // by rank
-    const auto add = [&](const std::string& name, const OptimizerState& state) {
-      for (std::size_t rank = 0; rank < state.shards.size(); ++rank) {
-        states.add(name, state.dtype(), state.shards[rank].size_bytes);
-        bytes[rank] += state.shards[rank].size_bytes;
-      }
-    };
-    for (const OptimizerEntry& entry : stage.entries) {
-      for (const OptimizerState& state : entry.tensors) add(state.name(), state);
-      add(kMasterState, entry.master);
+    for (const StateShard& shard : stage.shards) {
+      states.add(shard.state(), shard.tensor.dtype, shard.tensor.size_bytes);
+      bytes[shard.rank] += shard.tensor.size_bytes;
     }
     for (const std::uint64_t of_rank : bytes) {
       summary.bytes += of_rank;
@@ -170,11 +157,11 @@ bool is_bf16(double value) {
 /// Compares some elements. \returns false if no elements can be compared.
 bool compare(Files& files, const StatePart& part, const SourceMap& model) {
   const StoredTensor& weight = model.stored[part.local];
-  const TensorEntry& master = *part.tensor;
+  const TensorEntry& master = part.shard->tensor;
   if (!master.strides.empty() || !is_comparable(weight.dtype) || !is_comparable(master.dtype)) return false;
   const std::uint64_t size = bits(weight.dtype) / 8, elems = weight.size_bytes() / size;
   const Dims in_file = weight.file_shape();
-  const std::uint64_t begin = in_file.empty() || in_file[0] == 0 ? 0 : part.begin_row * (elems / in_file[0]);
+  const std::uint64_t begin = in_file.empty() || in_file[0] == 0 ? 0 : part.shard->begin_row * (elems / in_file[0]);
   if (begin >= elems) return false;  // only padding
   const std::uint64_t master_size = bits(master.dtype) / 8;
   const std::uint64_t count = std::min({kElems, elems - begin, master.size_bytes / master_size});
@@ -211,7 +198,9 @@ void compare_masters(Files& files, const ShardedOptimizer& optimizer, const Sour
   const std::vector<StatePart> parts = master_parts(optimizer, model);
   std::vector<bool> compared(model.stored.size());
   for (auto first = parts.begin(); first != parts.end();) {
-    const auto end = std::find_if(first, parts.end(), [&](const StatePart& part) { return part.rank != first->rank; });
+    const auto end = std::find_if(first, parts.end(), [&](const StatePart& part) {
+      return part.pp_rank != first->pp_rank || part.shard->rank != first->shard->rank;
+    });
     const auto count = static_cast<std::size_t>(end - first);
     const std::size_t step = std::max<std::size_t>(1, count / kTensorsPerFile);
     for (std::size_t i = 0; i < count; i += step) {

@@ -4,10 +4,11 @@
 
 #include <algorithm>
 #include <map>
-#include <numeric>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -53,46 +54,29 @@ class DcpOptimizerReader {
           .in(folder_)
           .hint("leave out `with-optimizer`");
     read_metadata();
-    stages_.resize(of_.pp);
-    for (const DcpTensor& tensor : metadata_.all.tensors) sort_in(tensor);
-    for (const DcpBytes& object : metadata_.all.bytes) sort_in(object);
-    if (wanted_.size() == group_objects_.size())
-      throw bad("contains no optimizer states (base_state.…)")
-          .hint("it is another kind of checkpoint, or was saved before the first step");
-    for (std::uint32_t pp_rank = 0; pp_rank < of_.pp; ++pp_rank) validate_stage(pp_rank);
+    of_.stages.resize(of_.pp);
+    for (OptimizerStage& stage : of_.stages) stage.path = metadata_.where;
+    sort_in();
+    for (const Part& part : parts_)
+      if (part.has_rows()) place_rows(part);
+    for (const Part& part : parts_)
+      if (!part.has_rows()) place_number(part);
+    validate_ranks();
     find();
-    make_stages();
+    add_states();
     read_groups();
     return std::move(of_);
   }
 
  private:
-  /// A state of one parameter on one stage: a scalar, or the local tensor of each tensor-parallel rank that stores it.
-  struct State {
-    std::string name;
-    std::map<std::uint32_t, std::size_t> by_tp_rank;  // into found_
-    bool is_number = false;                           // no dims, or a Python value
-    bool has_rank = false;                            // its entries' names include the tensor-parallel rank
-  };
-  struct Parameter {
-    std::string name;
-    std::vector<State> states;
-    const DcpTensor* shaped = nullptr;  // the first tensor that has the local tensor's shape
-  };
-  struct Stage {
-    std::vector<Parameter> parameters;
-    std::map<std::string, std::size_t, std::less<>> by_name;
-  };
-  /// An entry to be located in the files: a tensor or an object; the other pointer is null.
-  struct Wanted {
-    const DcpTensor* tensor;
-    const DcpBytes* object;
-    std::vector<std::size_t> shards = {};  // for a local tensor: its chunks by data-parallel rank
-  };
-  /// A scalar, whose name does not include its stage.
-  struct Number {
+  /// An entry of the checkpoint: the local tensor of one tensor-parallel rank or of all, or a number.
+  struct Part {
     DcpStateKey key;
-    std::size_t wanted;
+    const DcpTensor* tensor;  // null for an object
+    const DcpBytes* object;   // null for a tensor
+
+    bool has_rows() const { return tensor != nullptr && !tensor->shape.empty(); }
+    const std::string& entry() const { return tensor != nullptr ? tensor->name : object->name; }
   };
 
   Error bad(const std::string& message) const {
@@ -114,151 +98,122 @@ class DcpOptimizerReader {
     }
   }
 
-  void sort_in(const DcpTensor& tensor) {
-    const auto key = parse_dcp_state_key(tensor.name);
-    if (!key)
-      throw bad(tensor, tensor.name.starts_with(kStateBegins)
-                            ? "is not the name of a state: base_state.PARAMETER.STATE|pp-0000|tp-0000 is expected"
-                            : "is a tensor, but not a parameter's state (base_state.…)")
-          .hint("the directory contains something other than an optimizer that NxD saved");
-    wanted_.push_back({&tensor, nullptr});
-    if (tensor.shape.empty()) {
-      numbers_.push_back({*key, wanted_.size() - 1});
-      return;
+  /// Lists the entries, and sorts the chunks of each tensor by rows: the largest number of chunks is that of
+  /// data-parallel ranks.
+  void sort_in() {
+    for (DcpTensor& tensor : metadata_.all.tensors) {
+      const auto key = parse_dcp_state_key(tensor.name);
+      if (!key)
+        throw bad(tensor, tensor.name.starts_with(kStateBegins)
+                              ? "is not the name of a state: base_state.PARAMETER.STATE|pp-0000|tp-0000 is expected"
+                              : "is a tensor, but not a parameter's state (base_state.…)")
+            .hint("the directory contains something other than an optimizer that NxD saved");
+      parts_.push_back({*key, &tensor, nullptr});
+      std::stable_sort(tensor.chunks.begin(), tensor.chunks.end(),
+                       [](const DcpChunk& a, const DcpChunk& b) { return a.box.begin < b.box.begin; });
+      of_.dp = std::max(of_.dp, static_cast<std::uint32_t>(tensor.chunks.size()));
     }
-    const std::uint32_t pp_rank = key->pp_rank.value_or(0), tp_rank = key->tp_rank.value_or(0);
+    for (const DcpBytes& object : metadata_.all.bytes)
+      if (const auto key = parse_dcp_state_key(object.name))
+        parts_.push_back({*key, nullptr, &object});
+      else if (object.name == kGroupsKey || object.name.starts_with(kInGroups))
+        group_objects_.push_back(&object);  // others, such as shape_info, are also known from the tensors
+    if (parts_.empty())
+      throw bad("contains no optimizer states (base_state.…)")
+          .hint("it is another kind of checkpoint, or was saved before the first step");
+  }
+
+  /// Validates a local tensor, and makes the entry of its parameter.
+  void place_rows(const Part& part) {
+    const DcpTensor& tensor = *part.tensor;
+    const std::uint32_t pp_rank = part.key.pp_rank.value_or(0), tp_rank = part.key.tp_rank.value_or(0);
     if (pp_rank >= of_.pp || tp_rank >= of_.tp)
       throw bad(tensor, fmt::format("belongs to tp rank {}, pp rank {}, but the model has tp {} × pp {} ranks", tp_rank,
                                     pp_rank, of_.tp, of_.pp))
           .hint(kOtherCheckpoint);
-    if (of_.pp > 1 && !key->pp_rank)
+    if (of_.pp > 1 && !part.key.pp_rank)
       throw bad(tensor, fmt::format("does not name its pipeline rank, but there are {}", of_.pp))
           .hint(kOtherCheckpoint);
-    Parameter& parameter = parameter_of(pp_rank, key->parameter);
-    if (parameter.shaped == nullptr) parameter.shaped = &tensor;
-    State& state = state_of(parameter, key->state);
-    if (!state.by_tp_rank.empty() && state.has_rank != key->tp_rank.has_value())
+    std::vector<OptimizerEntry>& entries = of_.stages[pp_rank].entries;
+    const auto [entry, is_new] = entries_.emplace(std::pair(pp_rank, part.key.parameter), entries.size());
+    if (is_new) entries.push_back({{}, tensor.shape, part.key.parameter});
+    auto& ranks = ranks_[{pp_rank, part.key.parameter, part.key.state}];
+    const bool is_second = !ranks.insert(part.key.tp_rank).second;
+    if (ranks.size() > 1 && ranks.contains(std::nullopt))
       throw bad(tensor, "exists both for each tensor-parallel rank and for all of them");
-    state.has_rank = key->tp_rank.has_value();
-    if (!state.by_tp_rank.emplace(tp_rank, wanted_.size() - 1).second)
-      throw bad(tensor, fmt::format("is a second state of tp rank {}, pp rank {}", tp_rank, pp_rank));
+    if (is_second) throw bad(tensor, fmt::format("is a second state of tp rank {}, pp rank {}", tp_rank, pp_rank));
+    if (const Dims& shape = *entries[entry->second].shape; tensor.shape != shape)
+      throw bad(tensor, fmt::format("has the shape {}, but another state of its parameter has {}",
+                                    to_string(tensor.shape), to_string(shape)));
+    validate_rows(tensor);
   }
 
-  void sort_in(const DcpBytes& object) {
-    const auto key = parse_dcp_state_key(object.name);
-    const bool is_of_groups = object.name == kGroupsKey || object.name.starts_with(kInGroups);
-    if (!key && !is_of_groups) return;  // e.g. shape_info, which is also known from the tensors
-    wanted_.push_back({nullptr, &object});
-    if (is_of_groups) {
-      group_objects_.push_back(wanted_.size() - 1);
-      return;
-    }
-    numbers_.push_back({*key, wanted_.size() - 1});
-  }
-
-  Parameter& parameter_of(std::uint32_t pp_rank, const std::string& name) {
-    Stage& stage = stages_[pp_rank];
-    const auto [found, is_new] = stage.by_name.emplace(name, stage.parameters.size());
-    if (is_new) stage.parameters.push_back({name, {}});
-    return stage.parameters[found->second];
-  }
-
-  static State& state_of(Parameter& parameter, const std::string& name) {
-    const auto found = std::find_if(parameter.states.begin(), parameter.states.end(),
-                                    [&](const State& state) { return state.name == name; });
-    return found != parameter.states.end() ? *found : parameter.states.emplace_back(State{name, {}});
-  }
-
-  /// Assigns each scalar to the stages that have other states of its parameter.
-  void place_numbers() {
-    for (const Number& number : numbers_) {
-      bool has_place = false;
-      for (std::uint32_t pp_rank = 0; pp_rank < of_.pp; ++pp_rank) {
-        if (stages_[pp_rank].by_name.count(number.key.parameter) == 0) continue;
-        has_place = true;
-        State& state = state_of(parameter_of(pp_rank, number.key.parameter), number.key.state);
-        if (state.is_number || !state.by_tp_rank.empty()) throw bad("occurs twice").tensor(entry_of(number.wanted));
-        state.is_number = true;
-        state.by_tp_rank.emplace(0, number.wanted);
-      }
-      if (!has_place)
-        throw bad("none of its parameter's states has the parameter's shape")
-            .tensor(entry_of(number.wanted))
-            .hint(kOtherCheckpoint);
-    }
-    numbers_.clear();
-  }
-
-  const std::string& entry_of(std::size_t wanted) const {
-    return wanted_[wanted].tensor != nullptr ? wanted_[wanted].tensor->name : wanted_[wanted].object->name;
-  }
-
-  void validate_stage(std::uint32_t pp_rank) {
-    if (pp_rank == 0) {
-      place_numbers();
-      count_ranks();
-    }
-    if (stages_[pp_rank].parameters.empty())
-      throw bad(fmt::format("contains no states of pp rank {}, but the model has {} pipeline ranks", pp_rank, of_.pp))
-          .hint(kOtherCheckpoint);
-    for (const Parameter& parameter : stages_[pp_rank].parameters)
-      for (const State& state : parameter.states) {
-        if (state.is_number) continue;
-        validate_tp_ranks(pp_rank, parameter, state);
-        for (const auto& [tp_rank, wanted] : state.by_tp_rank)
-          wanted_[wanted].shards = shards_of(*wanted_[wanted].tensor, parameter);
-      }
-  }
-
-  void validate_tp_ranks(std::uint32_t pp_rank, const Parameter& parameter, const State& state) const {
-    if (!state.has_rank) return;
-    for (std::uint32_t tp_rank = 0; tp_rank < of_.tp; ++tp_rank)
-      if (state.by_tp_rank.count(tp_rank) == 0)
-        throw bad(fmt::format("has no {} of tp rank {}, pp rank {}, but of {} of {} tensor-parallel ranks", state.name,
-                              tp_rank, pp_rank, state.by_tp_rank.size(), of_.tp))
-            .tensor(parameter.name)
-            .hint(kOtherCheckpoint);
-  }
-
-  /// Sets the number of data-parallel ranks to the largest number of chunks of any tensor.
-  void count_ranks() {
-    for (const Wanted& one : wanted_)
-      if (one.tensor != nullptr) of_.dp = std::max(of_.dp, static_cast<std::uint32_t>(one.tensor->chunks.size()));
-  }
-
-  /// Returns a tensor's chunks by data-parallel rank, after validating that each has the rows of its rank.
-  std::vector<std::size_t> shards_of(const DcpTensor& tensor, const Parameter& parameter) const {
-    if (tensor.shape != parameter.shaped->shape)
-      throw bad(tensor, fmt::format("has the shape {}, but {} has {}", to_string(tensor.shape), parameter.shaped->name,
-                                    to_string(parameter.shaped->shape)));
+  /// Validates that each chunk has the rows of its data-parallel rank.
+  void validate_rows(const DcpTensor& tensor) const {
     if (tensor.chunks.size() != of_.dp)
       throw bad(tensor, fmt::format("has {} chunk{}, but others have those of {} data-parallel ranks",
                                     tensor.chunks.size(), tensor.chunks.size() == 1 ? "" : "s", of_.dp))
           .hint("a data-parallel rank did not finish its save, or the files are of several");
-    std::vector<std::size_t> order(tensor.chunks.size());
-    std::iota(order.begin(), order.end(), std::size_t{0});
-    std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
-      return tensor.chunks[a].box.begin[0] < tensor.chunks[b].box.begin[0];
-    });
     for (std::uint32_t dp_rank = 0; dp_rank < of_.dp; ++dp_rank) {
-      const Box& box = tensor.chunks[order[dp_rank]].box;
+      const Box& box = tensor.chunks[dp_rank].box;
       const RowShare share = row_share(tensor.shape[0], of_.dp, dp_rank);
       Box expected = whole(tensor.shape);
       expected.begin[0] = share.begin_row;
       expected.size[0] = share.rows;
-      if (box.begin == expected.begin && box.size == expected.size) continue;
+      if (box == expected) continue;
       throw bad(tensor, fmt::format("has a chunk of {} at {}, but data-parallel rank {} of {} has {} at {}",
                                     to_string(box.size), to_string(box.begin), dp_rank, of_.dp,
                                     to_string(expected.size), to_string(expected.begin)))
           .hint("it is not an optimizer that NxD shards by rows");
     }
-    return order;
+  }
+
+  /// Returns the entries of a number, whose name does not include its stage: those of its parameter in all stages.
+  std::vector<std::pair<OptimizerStage*, std::uint32_t>> entries_of(const Part& number) {
+    std::vector<std::pair<OptimizerStage*, std::uint32_t>> found;
+    for (std::uint32_t pp_rank = 0; pp_rank < of_.pp; ++pp_rank)
+      if (const auto entry = entries_.find({pp_rank, number.key.parameter}); entry != entries_.end())
+        found.emplace_back(&of_.stages[pp_rank], entry->second);
+    return found;
+  }
+
+  /// Validates that a number belongs to a parameter that has other states.
+  void place_number(const Part& number) {
+    const auto entries = entries_of(number);
+    if (entries.empty())
+      throw bad("none of its parameter's states has the parameter's shape")
+          .tensor(number.entry())
+          .hint(kOtherCheckpoint);
+    for (const auto& [stage, entry] : entries) {
+      const auto pp_rank = static_cast<std::uint32_t>(stage - of_.stages.data());
+      auto& ranks = ranks_[{pp_rank, number.key.parameter, number.key.state}];
+      if (!ranks.empty()) throw bad("occurs twice").tensor(number.entry());
+      ranks.insert(std::nullopt);
+    }
+  }
+
+  void validate_ranks() const {
+    for (std::uint32_t pp_rank = 0; pp_rank < of_.pp; ++pp_rank)
+      if (of_.stages[pp_rank].entries.empty())
+        throw bad(fmt::format("contains no states of pp rank {}, but the model has {} pipeline ranks", pp_rank, of_.pp))
+            .hint(kOtherCheckpoint);
+    for (const auto& [key, ranks] : ranks_) {
+      if (ranks.contains(std::nullopt) || ranks.size() == of_.tp) continue;
+      const auto& [pp_rank, parameter, state] = key;
+      std::uint32_t missing = 0;
+      while (ranks.contains(missing)) ++missing;
+      throw bad(fmt::format("has no {} of tp rank {}, pp rank {}, but of {} of {} tensor-parallel ranks", state,
+                            missing, pp_rank, ranks.size(), of_.tp))
+          .tensor(parameter)
+          .hint(kOtherCheckpoint);
+    }
   }
 
   void find() {
     DcpChunkFinder finder(files_, folder_, metadata_, of_.files, of_.notes);
-    for (const Wanted& one : wanted_)
-      one.tensor != nullptr ? finder.add(*one.tensor, one.tensor->name) : finder.add({one.object}, one.object->name);
+    for (const Part& part : parts_)
+      part.tensor != nullptr ? finder.add(*part.tensor, part.entry()) : finder.add({part.object}, part.entry());
+    for (const DcpBytes* object : group_objects_) finder.add({object}, object->name);
     found_ = finder.find();
     for (const SourceFile& file : of_.files)
       if (file.frame)
@@ -269,36 +224,41 @@ class DcpOptimizerReader {
     of_.paths = {metadata_.where};
   }
 
-  void make_stages() {
-    for (const Stage& from : stages_) {
-      OptimizerStage& stage = of_.stages.emplace_back();
-      stage.path = metadata_.where;
-      for (const Parameter& parameter : from.parameters) {
-        OptimizerEntry& entry = stage.entries.emplace_back();
-        entry.name = parameter.name;
-        entry.shape = parameter.shaped->shape;
-        for (const State& state : parameter.states)
-          if (found_[state.by_tp_rank.begin()->second].role == TensorRole::kObject)
-            entry.numbers.emplace_back(state.name, value_of(state.by_tp_rank.begin()->second));
-          else
-            add_shards(state, entry.tensors.emplace_back());
-      }
-    }
+  /// Adds shards and numbers to the stages, those with rows first.
+  void add_states() {
+    for (const bool with_rows : {true, false})
+      for (std::size_t p = 0; p < parts_.size(); ++p)
+        if (parts_[p].has_rows() == with_rows) add_state(parts_[p], p);
+    for (OptimizerStage& stage : of_.stages) stage.sort_shards();
   }
 
-  void add_shards(const State& state, OptimizerState& made) const {
-    for (const auto& [tp_rank, wanted] : state.by_tp_rank) {
-      const ChunkedTensor& found = found_[wanted];
-      for (const std::size_t number : state.is_number ? std::vector<std::size_t>{0} : wanted_[wanted].shards) {
-        const ChunkedTensor::Chunk& chunk = found.chunks[number];
-        made.shards.push_back({state.name, found.dtype, chunk.box.size, chunk.offset_bytes,
-                               num_bytes(found.dtype, chunk.box.size).value_or(0), chunk.file, chunk.strides});
-      }
+  void add_state(const Part& part, std::size_t found) {
+    const auto add = [&](OptimizerStage& stage, std::uint32_t entry, std::uint32_t rank,
+                         const ChunkedTensor::Chunk& chunk) {
+      const DType dtype = found_[found].dtype;
+      const auto size_bytes = num_bytes(dtype, chunk.box.size).value_or(0);
+      stage.shards.push_back(
+          {{part.key.state, dtype, chunk.box.size, chunk.offset_bytes, size_bytes, chunk.file, chunk.strides},
+           entry,
+           rank,
+           chunk.box.begin.empty() ? 0 : chunk.box.begin[0]});
+    };
+    if (part.has_rows()) {
+      const std::uint32_t pp_rank = part.key.pp_rank.value_or(0), tp_rank = part.key.tp_rank.value_or(0);
+      for (std::uint32_t dp_rank = 0; dp_rank < of_.dp; ++dp_rank)
+        add(of_.stages[pp_rank], entries_.at({pp_rank, part.key.parameter}), tp_rank * of_.dp + dp_rank,
+            found_[found].chunks[dp_rank]);
+      return;
     }
+    for (const auto& [stage, entry] : entries_of(part))
+      if (part.object != nullptr)
+        stage->entries[entry].numbers.emplace_back(part.key.state, value_of(found));
+      else
+        add(*stage, entry, 0, found_[found].chunks.front());
   }
 
-  PlainValue value_of(std::size_t wanted) {
-    const ChunkedTensor& found = found_[wanted];
+  PlainValue value_of(std::size_t number) {
+    const ChunkedTensor& found = found_[number];
     const ChunkedTensor::Chunk& chunk = found.chunks.front();
     if (!opened_) opened_.emplace(files_, of_.files);
     return read_dcp_object(opened_->at(chunk.file), chunk.offset_bytes, found.shape.empty() ? 0 : found.shape[0],
@@ -308,10 +268,10 @@ class DcpOptimizerReader {
   /// Reads the groups: one object, or one per hyperparameter, as torch 2.4 and later flatten them.
   void read_groups() {
     std::vector<GroupObject> objects;
-    for (const std::size_t number : group_objects_) {
-      const std::string& name = wanted_[number].object->name;
+    for (std::size_t g = 0; g < group_objects_.size(); ++g) {
+      const std::string& name = group_objects_[g]->name;
       objects.push_back(
-          {name, metadata_.where, name.substr(std::min(kInGroups.size(), name.size())), value_of(number)});
+          {name, metadata_.where, name.substr(std::min(kInGroups.size(), name.size())), value_of(parts_.size() + g)});
     }
     std::vector<SavedGroup> groups;
     try {
@@ -361,11 +321,12 @@ class DcpOptimizerReader {
   const fs::path& folder_;
   std::size_t most_parameters_ = 0;  // in the first stage of the model
   DcpDirectory metadata_;
-  std::vector<Wanted> wanted_;
-  std::vector<ChunkedTensor> found_;  // located entries, parallel to wanted_
-  std::vector<Number> numbers_;
-  std::vector<std::size_t> group_objects_;  // into wanted_
-  std::vector<Stage> stages_;
+  std::vector<Part> parts_;
+  std::vector<const DcpBytes*> group_objects_;
+  std::vector<ChunkedTensor> found_;  // located entries: parts_, then group_objects_
+  std::map<std::pair<std::uint32_t, std::string>, std::uint32_t> entries_;  // by pipeline rank and parameter
+  /// Tensor-parallel ranks that have a state, by pipeline rank, parameter and state; std::nullopt if all share it.
+  std::map<std::tuple<std::uint32_t, std::string, std::string>, std::set<std::optional<std::uint32_t>>> ranks_;
   std::optional<OpenedFiles> opened_;  // opens OptimizerFiles::files, once they are located
   OptimizerFiles of_;
 };

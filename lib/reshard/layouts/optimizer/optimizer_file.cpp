@@ -55,7 +55,9 @@ class OptimizerReader {
         throw bad("has states of parameters under \"state\" as well as under \"base_state\"");
     }
     read_shapes();
+    if (file_.form == OptimizerFile::Form::kWhole) infer_shapes();
     read_masters();
+    file_.sort_shards();
     list_others();
     file_.files = tensors_.files();
     return std::move(file_);
@@ -187,9 +189,9 @@ class OptimizerReader {
     return number(get(key), "\"" + key + "\"");
   }
 
-  /// Returns the entry whose number is a dict's key. \param offset  see offset_of.
-  OptimizerEntry& entry_of(PickleRef key, const std::string& where, std::optional<std::uint64_t> offset,
-                           std::vector<bool>& seen) {
+  /// Returns the index of the entry whose number is a dict's key. \param offset  see offset_of.
+  std::uint32_t entry_of(PickleRef key, const std::string& where, std::optional<std::uint64_t> offset,
+                         std::vector<bool>& seen) {
     const std::uint64_t id = number(key, fmt::format("a key of \"{}\"", where));
     const std::uint64_t dense = file_.num_dense(), all = file_.entries.size();
     std::uint64_t index = id;
@@ -199,14 +201,14 @@ class OptimizerReader {
           .hint("the file is damaged, or contains two optimizers");
     if (seen[index]) throw bad(fmt::format("\"{}\" has id {} twice", where, id));
     seen[index] = true;
-    return file_.entries[index];
+    return static_cast<std::uint32_t>(index);
   }
 
   void read_states(PickleRef node, const std::string& where, const std::string& offset_key) {
     std::vector<bool> seen(file_.entries.size());
     const auto offset = offset_key.empty() ? std::nullopt : offset_of(offset_key);
     for (const auto& [key, value] : dict(node, "\"" + where + "\"")) {
-      OptimizerEntry& entry = entry_of(key, where, offset, seen);
+      const std::uint32_t entry = entry_of(key, where, offset, seen);
       const std::string what = fmt::format("{}.{}", where, pickle_.integer(key));
       const auto items = dict(value, what);
       if (items.size() > kMaxStates) throw bad(fmt::format("{} has {} states", what, items.size()));
@@ -219,16 +221,19 @@ class OptimizerReader {
     }
   }
 
-  void add_state(OptimizerEntry& entry, std::string name, PickleRef node, const std::string& what) {
+  void add_state(std::uint32_t entry, std::string name, PickleRef node, const std::string& what) {
     // A file may refer to one dict under many numbers; reading must not multiply the file's size.
     if (++states_ > pickle_.num_nodes()) throw bad("contains the same states repeatedly");
     const std::string full = what + "." + name;
-    if (is_tensor(node)) {
-      TensorEntry& added = entry.tensors.emplace_back().shards.emplace_back(tensor(node, full));
-      added.name = std::move(name);
-      return;
-    }
-    entry.numbers.emplace_back(std::move(name), plain_value(node, full));
+    if (is_tensor(node))
+      add_shard(entry, tensor(node, full), std::move(name));
+    else
+      file_.entries[entry].numbers.emplace_back(std::move(name), plain_value(node, full));
+  }
+
+  void add_shard(std::uint32_t entry, TensorEntry tensor, std::string state) {
+    tensor.name = std::move(state);
+    file_.shards.push_back({std::move(tensor), entry});
   }
 
   /// A file may refer to one large value under many names; reading must not multiply the file's size by much.
@@ -251,7 +256,7 @@ class OptimizerReader {
     std::vector<bool> seen(file_.entries.size());
     const auto offset = offset_of(kShapeOffset);
     for (const auto& [key, value] : dict(node, "\"shape_info\"")) {
-      OptimizerEntry& entry = entry_of(key, kShapesKey, offset, seen);
+      OptimizerEntry& entry = file_.entries[entry_of(key, kShapesKey, offset, seen)];
       entry.shape = read_size(pickle_, value);
       if (!entry.shape || !num_elems(*entry.shape))
         throw bad(fmt::format("its \"shape_info\" has {} instead of the shape of id {}", pickle_.describe(value),
@@ -259,16 +264,22 @@ class OptimizerReader {
     }
   }
 
+  /// Takes the shapes that the file does not record from each parameter's first state with dims.
+  void infer_shapes() {
+    for (const StateShard& shard : file_.shards)
+      if (std::optional<Dims>& shape = file_.entries[shard.entry].shape; !shape && shard.has_rows())
+        shape = shard.tensor.shape;
+  }
+
   void read_masters() {
     const PickleRef node = get(kMastersKey);
     if (node == kNoNode) return;
     std::vector<bool> seen(file_.entries.size());
     for (const auto& [key, value] : dict(node, "\"sharded_master_weights\"")) {
-      OptimizerEntry& entry = entry_of(key, kMastersKey, std::nullopt, seen);
+      const std::uint32_t entry = entry_of(key, kMastersKey, std::nullopt, seen);
       const std::string name = fmt::format("{}.{}", kMastersKey, pickle_.integer(key));
       if (!is_tensor(value)) throw bad(fmt::format("is {}, not a tensor", pickle_.describe(value))).tensor(name);
-      entry.master.shards.push_back(tensor(value, name));
-      file_.has_masters = true;
+      add_shard(entry, tensor(value, name), kMasterState);
     }
   }
 
@@ -294,12 +305,6 @@ class OptimizerReader {
 };
 
 }  // namespace
-
-std::string name_of_entry(const OptimizerStage& stage, std::uint32_t number) {
-  if (const std::string& own = stage.entries[number].name; !own.empty()) return printable(own);
-  const std::size_t dense = stage.num_dense();
-  return number < dense ? fmt::format("id {}", number) : fmt::format("id {} of the experts", number - dense);
-}
 
 bool holds_optimizer(Files& files, const fs::path& path) {
   const TorchFile file = read_torch_file(*open_weights(files, path), path);

@@ -10,79 +10,21 @@
 #include <filesystem>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "reshard/formats/common/container.h"
-#include "reshard/formats/pickle/plain_value.h"
 #include "reshard/io/files.h"
+#include "reshard/layouts/states/optimizer_stage.h"
 
 namespace reshard {
 
-/// A state that is a tensor, in shards: a single shard in a file, and in a stage one per rank that stores it, at
-/// [tp_rank × dp + dp_rank].
-struct OptimizerState {
-  std::vector<TensorEntry> shards;
-
-  const std::string& name() const { return shards.front().name; }
-  DType dtype() const { return shards.front().dtype; }
-  /// Returns nullptr if the rank has no shard.
-  const TensorEntry* of_rank(std::size_t rank) const { return rank < shards.size() ? &shards[rank] : nullptr; }
-};
-
-/// The states of one parameter. A parameter that has not been trained yet has no states.
-struct OptimizerEntry {
-  std::vector<OptimizerState> tensors;  // "exp_avg", "step"; names are unique, also across `numbers`
-  std::vector<std::pair<std::string, PlainValue>> numbers;  // "step" of an optimizer that counts in Python
-  OptimizerState master;                                    // from sharded_master_weights; no shards if absent
-  std::optional<Dims> shape;  // from shape_info: the shape before data-parallel ranks shared it
-  std::string name;           // the parameter's name; empty in files, which have numbers
-
-  bool has_master() const { return !master.shards.empty(); }
-  bool has_states() const { return !tensors.empty() || !numbers.empty(); }
-};
-
-/// Parameters are numbered through all groups: group g has the `count` parameters after those of earlier groups.
-struct OptimizerFileGroup {
-  PlainValue::Dict values;  // in the file's order, without "params"
-  std::uint32_t count = 0;
-  std::uint32_t first = 0;  // its first entry: the sum of earlier counts
-};
-
-/// The optimizer of one pipeline stage.
-/// Invariant: the groups' counts add up to the entries; every tensor's bytes are inside its file.
-struct OptimizerStage {
-  enum class Form : std::uint8_t {
-    kZero1,  // base_state, shape_info: data-parallel ranks may share the states
-    kWhole,  // state: every data-parallel rank has all states
-  };
-
-  std::filesystem::path path;  // file of the first rank
-  Form form = Form::kZero1;
-  std::vector<OptimizerFileGroup> groups;
-  std::vector<OptimizerEntry> entries;
-  std::uint32_t first_expert_group = 0;  // this group and later ones belong to experts that are distributed over
-                                         // ranks; the number of groups without experts
-
-  /// Whether an entry belongs to an expert.
-  bool is_expert(std::size_t entry) const { return entry >= num_dense(); }
-  /// The number of entries that do not belong to experts. These come first.
-  std::size_t num_dense() const {
-    return first_expert_group < groups.size() ? groups[first_expert_group].first : entries.size();
-  }
-};
-
 /// One rank's file.
 struct OptimizerFile : OptimizerStage {
-  std::vector<ContainerFile> files;  // indexed by TensorEntry::file; the first is `path`
+  std::vector<ContainerFile> files;  // indexed by TensorEntry::file; the first is `path`; contain every tensor's bytes
   bool is_xser = false;
-  bool has_masters = false;
   std::optional<std::uint64_t> dp_rank, tp_rank;  // recorded in the file
   std::vector<std::string> others;                // unknown keys of its dict
 };
-
-/// Name of an entry in errors: its parameter's name, or "id 3", "id 0 of the experts".
-std::string name_of_entry(const OptimizerStage& stage, std::uint32_t number);
 
 /// Whether `path`, a file of weights, also contains the key of an optimizer, even with an invalid value.
 /// \throws Error like read_torch_file.

@@ -69,14 +69,13 @@ std::optional<Error> misfit_of_sizes(const OptimizerStage& file, const Numbered&
 }
 
 /// Does the same for the shapes of parameters, if the sizes match.
-std::optional<Error> misfit_of_shapes(const OptimizerStage& file, std::size_t rank, const Numbered& numbered,
-                                      GroupRule rule) {
+std::optional<Error> misfit_of_shapes(const OptimizerStage& file, const Numbered& numbered, GroupRule rule) {
   for (std::uint32_t i = 0; i < file.entries.size(); ++i) {
-    const auto shape = local_shape(file, file.entries[i], rank);
+    const std::optional<Dims>& shape = file.entries[i].shape;
     if (!shape || *shape == numbered.order[i]->shape) continue;
     return Error(ErrorKind::kBadInput,
                  fmt::format("{} has the shape {}, but according to rule {} it is {}, which is {} in the model's file",
-                             name_of_entry(file, i), to_string(*shape), name(rule), numbered.order[i]->name,
+                             file.name_of(i), to_string(*shape), name(rule), numbered.order[i]->name,
                              to_string(numbered.order[i]->shape)));
   }
   return std::nullopt;
@@ -88,15 +87,6 @@ struct Candidate {
 };
 
 }  // namespace
-
-std::optional<Dims> local_shape(const OptimizerStage& stage, const OptimizerEntry& entry, std::size_t rank) {
-  if (entry.shape) return entry.shape;
-  if (stage.form == OptimizerStage::Form::kZero1) return std::nullopt;
-  for (const OptimizerState& state : entry.tensors)
-    if (const TensorEntry* tensor = state.of_rank(rank); tensor != nullptr && !tensor->shape.empty())
-      return tensor->shape;
-  return std::nullopt;
-}
 
 bool is_in_second_group(GroupRule rule, std::string_view parameter, std::string_view model_type) {
   std::string lower(parameter);
@@ -128,7 +118,7 @@ std::vector<std::vector<std::string>> names_of_entries(const OptimizerFiles& fil
       const Numbered numbered = number(parameters[i], rule, file, model_type);
       wrong = misfit_of_sizes(file, numbered, rule);
       is_shape = !wrong;
-      if (!wrong) wrong = misfit_of_shapes(file, i % files.ep, numbered, rule);
+      if (!wrong) wrong = misfit_of_shapes(file, numbered, rule);
       if (wrong) wrong->in(files.path_of(i / files.ep, i % files.ep));
       auto& names = candidate.names.emplace_back();
       for (const LocalParameter* parameter : numbered.order) names.push_back(parameter->name);

@@ -52,10 +52,6 @@ inline constexpr LayoutOption kSourceOptimizerGroups{
         "names if only dp changes",
     .only_of_source = true};
 
-/// Returns the local shape of an entry on a rank of the stage, before data-parallel ranks shared it; std::nullopt if
-/// its file does not record it.
-std::optional<Dims> local_shape(const OptimizerStage& stage, const OptimizerEntry& entry, std::size_t rank);
-
 /// Whether a parameter is in the second group. The norms that optimum-neuron lists by class depend on `model_type`.
 bool is_in_second_group(GroupRule rule, std::string_view parameter, std::string_view model_type);
 

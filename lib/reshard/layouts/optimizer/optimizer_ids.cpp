@@ -22,14 +22,10 @@ constexpr const char* kSayRule =
 /// A box of a logical tensor, and its position in a local one.
 struct IdPart {
   std::string logical;
-  std::vector<std::uint64_t> begin, size, at;
+  Dims begin, size, at;
 
   friend auto operator<=>(const IdPart&, const IdPart&) = default;
 };
-
-std::vector<std::uint64_t> as_vector(const Dims& dims) {
-  return {dims.begin(), dims.end()};
-}
 
 /// The pieces of each rank's tensors, without aliases, by pipeline rank, tensor-parallel rank and name.
 using Content = std::map<std::tuple<std::uint32_t, std::uint32_t, std::string>, std::vector<IdPart>>;
@@ -46,9 +42,7 @@ Content content_of(const TensorMap& map) {
     if (logical.constant() || logical.role != TensorRole::kParameter) continue;
     for (const Piece& piece : map.pieces[l])
       if (!map.stored[piece.stored].tied)
-        parts_of(piece.stored)
-            .push_back(
-                {logical.name, as_vector(piece.box.begin), as_vector(piece.box.size), as_vector(piece.stored_begin)});
+        parts_of(piece.stored).push_back({logical.name, piece.box.begin, piece.box.size, piece.stored_begin});
   }
   for (auto& [place, parts] : content) {
     std::sort(parts.begin(), parts.end());
@@ -75,26 +69,25 @@ void validate_kind(const OptimizerFiles& files) {
 
 /// Validates that the file has no more ids of a shape than the model's file has parameters.
 void validate_shapes(const OptimizerStage& file, const std::vector<LocalParameter>& parameters, std::uint32_t pp_rank) {
-  std::map<std::vector<std::uint64_t>, std::size_t> in_model, in_optimizer;
-  for (const LocalParameter& parameter : parameters) ++in_model[as_vector(parameter.shape)];
-  std::vector<Dims> shapes;
+  std::map<Dims, std::size_t> in_model, in_optimizer;
+  for (const LocalParameter& parameter : parameters) ++in_model[parameter.shape];
   for (std::uint32_t id = 0; id < file.entries.size(); ++id) {
-    const auto shape = local_shape(file, file.entries[id], 0);
+    const std::optional<Dims>& shape = file.entries[id].shape;
     if (!shape)
       throw Error(ErrorKind::kUnsupported,
-                  fmt::format("has no state of {} from which its shape could be inferred", name_of_entry(file, id)))
+                  fmt::format("has no state of {} from which its shape could be inferred", file.name_of(id)))
           .in(file.path)
           .hint(kSayRule);
-    shapes.push_back(*shape);
-    ++in_optimizer[as_vector(*shape)];
+    ++in_optimizer[*shape];
   }
-  for (std::uint32_t id = 0; id < shapes.size(); ++id) {
-    const std::size_t ids = in_optimizer[as_vector(shapes[id])], most = in_model[as_vector(shapes[id])];
+  for (std::uint32_t id = 0; id < file.entries.size(); ++id) {
+    const Dims& shape = *file.entries[id].shape;
+    const std::size_t ids = in_optimizer[shape], most = in_model[shape];
     if (ids <= most) continue;
     throw Error(ErrorKind::kBadInput,
                 fmt::format("{} has the shape {}, as {} of its ids {}, but the model's files of pp rank {} have {} of "
                             "that shape",
-                            name_of_entry(file, id), to_string(shapes[id]), ids, ids == 1 ? "has" : "have", pp_rank,
+                            file.name_of(id), to_string(shape), ids, ids == 1 ? "has" : "have", pp_rank,
                             most == 0 ? "no parameter" : fmt::format("{} parameter{}", most, most == 1 ? "" : "s")))
         .in(file.path)
         .hint("the optimizer belongs to another model or other ranks: use files of one save");
@@ -126,7 +119,7 @@ SourceMap local_tensors_by_id(const OptimizerFiles& files) {
       const OptimizerStage& file = files.stages[pp_rank];
       map.files.push_back({{files.path_of(pp_rank, std::size_t{tp_rank} * files.dp), 0, tp_rank, pp_rank}});
       for (std::uint32_t id = 0; id < file.entries.size(); ++id) {
-        StoredTensor stored{std::to_string(id), DType::kF32, local_shape(file, file.entries[id], 0).value()};
+        StoredTensor stored{std::to_string(id), DType::kF32, file.entries[id].shape.value()};
         stored.file = static_cast<std::uint32_t>(map.files.size() - 1);
         map.stored.push_back(std::move(stored));
         map.add_whole(static_cast<std::uint32_t>(map.stored.size() - 1),

@@ -28,10 +28,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-const OptimizerState* master_of(const OptimizerEntry& entry) {
-  return &entry.master;
-}
-
 /// The stored tensors of a model's map by rank and name.
 class LocalTensors {
  public:
@@ -72,14 +68,6 @@ class LocalTensors {
   const SourceMap& model() const { return model_; }
 
  private:
-  struct ByPlace {
-    bool operator()(const std::pair<Dims, std::uint32_t>& a, const std::pair<Dims, std::uint32_t>& b) const {
-      const bool differ = !(a.first == b.first);
-      if (differ) return std::lexicographical_compare(a.first.begin(), a.first.end(), b.first.begin(), b.first.end());
-      return a.second < b.second;
-    }
-  };
-
   std::size_t place(std::uint32_t pp_rank, std::uint32_t ep_rank, std::uint32_t tp_rank) const {
     return (std::size_t{pp_rank} * mesh_.ep + ep_rank) * mesh_.tp + tp_rank;
   }
@@ -87,7 +75,7 @@ class LocalTensors {
   const SourceMap& model_;
   const OptimizerFiles& mesh_;
   std::vector<std::unordered_map<std::string, std::vector<std::uint32_t>>> by_name_;
-  std::vector<std::set<std::pair<Dims, std::uint32_t>, ByPlace>> logical_;
+  std::vector<std::set<std::pair<Dims, std::uint32_t>>> logical_;  // by stored tensor, with the begins of pieces
 };
 
 /// Returns the expert-parallel rank whose parameters an entry belongs to, in the file of a data-parallel rank. With
@@ -98,89 +86,72 @@ std::uint32_t ep_rank_of(const OptimizerFiles& files, const OptimizerStage& stag
   return stage.is_expert(entry) || files.form() == OptimizerStage::Form::kWhole ? dp_rank % files.ep : 0;
 }
 
-/// Collects all ranks' shards of the state that `state_of` finds in an entry.
+/// Finds the tensors of the model that shards belong to.
 class StateParts {
  public:
   StateParts(const ShardedOptimizer& optimizer, const LocalTensors& locals) : optimizer_(optimizer), locals_(locals) {}
 
-  /// \param where  prefix of an entry's number in the file, for errors.
-  template <typename StateOf>
-  std::vector<StatePart> collect(const std::string& where, const std::string& state, StateOf&& state_of) const {
+  /// Returns all ranks' shards of a state.
+  std::vector<StatePart> collect(const std::string& state) const {
     const OptimizerFiles& files = optimizer_.files;
     std::vector<StatePart> parts;
     std::map<std::pair<std::string, std::uint32_t>, SharedName> names;  // by the entry's name or id
     for (std::uint32_t pp_rank = 0; pp_rank < files.pp; ++pp_rank) {
       const OptimizerStage& stage = files.stages[pp_rank];
-      std::vector<std::pair<const OptimizerState*, SharedName>> of_entry;  // by entry; null without the state
-      for (std::uint32_t e = 0; e < stage.entries.size(); ++e) {
-        const std::string& own = stage.entries[e].name;
-        const std::pair of_name(own, own.empty() ? e : 0);
-        auto name = names.find(of_name);
-        if (name == names.end()) name = names.emplace(of_name, name_in_file(stage, where, e, state)).first;
-        of_entry.emplace_back(state_of(stage.entries[e]), name->second);
+      std::vector<const SharedName*> of_entry(stage.entries.size());
+      for (const StateShard& shard : stage.shards) {
+        if (shard.state() != state) continue;
+        const SharedName*& name = of_entry[shard.entry];
+        if (name == nullptr) {
+          const std::string& own = stage.entries[shard.entry].name;
+          name = &names.try_emplace({own, own.empty() ? shard.entry : 0}, name_in_file(stage, shard)).first->second;
+        }
+        add(parts, pp_rank, shard, *name);
       }
-      for (std::uint32_t rank = 0; rank < files.ranks(); ++rank)
-        for (std::uint32_t e = 0; e < of_entry.size(); ++e)
-          if (const auto& [found, name] = of_entry[e]; found != nullptr && found->of_rank(rank) != nullptr)
-            add(parts, pp_rank, rank, e, *found->of_rank(rank), name);
     }
     return parts;
   }
 
  private:
-  void add(std::vector<StatePart>& parts, std::uint32_t pp_rank, std::uint32_t rank, std::uint32_t entry,
-           const TensorEntry& tensor, const SharedName& name) const {
+  void add(std::vector<StatePart>& parts, std::uint32_t pp_rank, const StateShard& shard,
+           const SharedName& name) const {
     const OptimizerFiles& files = optimizer_.files;
-    const OptimizerStage& stage = files.stages[pp_rank];
-    const std::uint32_t dp_rank = rank % files.dp;
-    const ShareOfRows share = share_of_rows(files, stage, entry, dp_rank);
-    const std::uint64_t begin = begin_row(stage.entries[entry], tensor, share);
-    const std::uint32_t ep_rank = ep_rank_of(files, stage, entry, dp_rank);
-    const std::string& parameter = optimizer_.names_of(pp_rank, ep_rank)[entry];
-    for (const std::uint32_t local : locals_.find(pp_rank, ep_rank, rank / files.dp, parameter)) {
-      validate_shape(tensor, pp_rank, rank, entry, local, share);
-      parts.push_back(
-          {&tensor, pp_rank * files.ranks() + rank, optimizer_.first_file + tensor.file, local, begin, name});
+    const std::uint32_t ep_rank = ep_rank_of(files, files.stages[pp_rank], shard.entry, shard.rank % files.dp);
+    const std::string& parameter = optimizer_.names_of(pp_rank, ep_rank)[shard.entry];
+    for (const std::uint32_t local : locals_.find(pp_rank, ep_rank, shard.rank / files.dp, parameter)) {
+      validate_shape(pp_rank, shard, local);
+      parts.push_back({&shard, pp_rank, optimizer_.first_file + shard.tensor.file, local, name});
     }
   }
 
-  static std::string name_in_file(const OptimizerStage& stage, const std::string& where, std::uint32_t entry,
-                                  const std::string& state) {
-    const std::string& own = stage.entries[entry].name;
-    return fmt::format("{}.{}{}{}", where, own.empty() ? std::to_string(entry) : own, state.empty() ? "" : ".", state);
-  }
-
-  static Dims without_padding(Dims local, const ShareOfRows& share) {
-    local[0] = row_share(local[0], share.count, share.number).rows;
-    return local;
-  }
-
-  static std::uint64_t begin_row(const OptimizerEntry& entry, const TensorEntry& tensor, const ShareOfRows& share) {
-    if (tensor.shape.empty() || share.number == 0) return 0;
-    return rows_per_shard((*entry.shape)[0], share.count) * share.number;
+  static std::string name_in_file(const OptimizerStage& stage, const StateShard& shard) {
+    const std::string& own = stage.entries[shard.entry].name;
+    const std::string entry = own.empty() ? std::to_string(shard.entry) : own;
+    if (shard.is_master()) return fmt::format("{}.{}", kMastersKey, entry);
+    const bool whole = stage.form == OptimizerStage::Form::kWhole;
+    return fmt::format("{}.{}.{}", whole ? kStateKey : kBaseStateKey, entry, shard.state());
   }
 
   /// Validates that a state has its parameter's shape in the model's file, or a rank's rows of it. A state that is
   /// neither a moment nor master weights may be a scalar.
-  void validate_shape(const TensorEntry& tensor, std::uint32_t pp_rank, std::uint32_t rank, std::uint32_t entry,
-                      std::uint32_t local, const ShareOfRows& share) const {
+  void validate_shape(std::uint32_t pp_rank, const StateShard& shard, std::uint32_t local) const {
     const StoredTensor& stored = locals_.model().stored[local];
     const auto uncut = optimizer_.uncut.find(stored.name);
     const Dims in_model = uncut == optimizer_.uncut.end() ? stored.file_shape() : uncut->second;
-    const OptimizerStage& stage = optimizer_.files.stages[pp_rank];
-    const OptimizerEntry& own = stage.entries[entry];
-    const bool is_master = &tensor == own.master.of_rank(rank);
-    if (tensor.shape.empty() && (in_model.empty() || !(is_master || is_moment(tensor.name)))) return;
-    const bool is_named = !own.name.empty();  // shards of named entries are not padded
-    if (!in_model.empty() && (!is_named || !own.shape || *own.shape == in_model) &&
-        tensor.shape == (is_named ? without_padding(in_model, share) : row_shard_shape(in_model, share.count)))
-      return;
-    throw Error(ErrorKind::kBadInput,
-                fmt::format("{} of {} has the shape {}, but its parameter {} has {} in the model's file{}", tensor.name,
-                            name_of_entry(stage, entry), to_string(tensor.shape), printable(stored.name.text()),
-                            to_string(in_model),
-                            share.count > 1 ? fmt::format(", shared by {} data-parallel ranks", share.count) : ""))
-        .in(optimizer_.files.path_of(pp_rank, rank))
+    const OptimizerFiles& files = optimizer_.files;
+    const OptimizerStage& stage = files.stages[pp_rank];
+    if (!shard.has_rows() && (in_model.empty() || !(shard.is_master() || is_moment(shard.state())))) return;
+    // The rows of ZeRO-1 were compared with the entry's shape.
+    const Dims& whole =
+        stage.form == OptimizerStage::Form::kWhole ? shard.tensor.shape : *stage.entries[shard.entry].shape;
+    if (shard.has_rows() && whole == in_model) return;
+    const std::uint64_t ranks = share_of_rows(files, stage, shard.entry, shard.rank % files.dp).count;
+    throw Error(
+        ErrorKind::kBadInput,
+        fmt::format("{} of {} has the shape {}, but its parameter {} has {} in the model's file{}", shard.state(),
+                    stage.name_of(shard.entry), to_string(shard.tensor.shape), printable(stored.name.text()),
+                    to_string(in_model), ranks > 1 ? fmt::format(", shared by {} data-parallel ranks", ranks) : ""))
+        .in(files.path_of(pp_rank, shard.rank))
         .hint("the optimizer's files and the model's come from different checkpoints");
   }
 
@@ -189,7 +160,8 @@ class StateParts {
 };
 
 std::uint32_t add_part(SourceMap& map, const StatePart& part) {
-  const std::uint32_t index = map.add_stored(*part.tensor, part.file - part.tensor->file);
+  const TensorEntry& tensor = part.shard->tensor;
+  const std::uint32_t index = map.add_stored(tensor, part.file - tensor.file);
   map.stored[index].name = part.name;
   return index;
 }
@@ -202,16 +174,16 @@ void add_shared(SourceMap& map, const SourceMap& model, const std::vector<StateP
                 TensorRole role = TensorRole::kState) {
   std::map<DType, std::vector<std::vector<RowShard>>> by_dtype;
   for (const StatePart& part : parts) {
-    if (part.tensor->shape.empty()) continue;
-    auto& shards = by_dtype[part.tensor->dtype];
+    if (!part.shard->has_rows()) continue;
+    auto& shards = by_dtype[part.shard->tensor.dtype];
     shards.resize(model.stored.size());
     const StoredTensor& local = model.stored[part.local];
     const std::uint32_t index = add_part(map, part);
     if (optimizer.uncut.count(local.name) > 0) {
-      const std::uint64_t rows = local.file_shape()[0], begin = std::min(rows, part.begin_row);
+      const std::uint64_t rows = local.file_shape()[0], begin = std::min(rows, part.shard->begin_row);
       map.stored[index].shape[0] = std::min(map.stored[index].shape[0], rows - begin);
     }
-    shards[part.local].push_back({index, part.begin_row});
+    shards[part.local].push_back({index, part.shard->begin_row});
   }
   for (auto& [dtype, shards] : by_dtype) {
     const DType own = dtype;
@@ -228,21 +200,15 @@ void add_shared(SourceMap& map, const SourceMap& model, const std::vector<StateP
   }
 }
 
-/// Returns the names of states that are tensors, in the order of first occurrence in the files.
+/// Returns the names of states that are tensors, in the order of first occurrence in the files, master weights last.
 std::vector<std::string> state_names(const OptimizerFiles& files) {
   std::vector<std::string> names;
-  std::unordered_set<std::string> seen;
+  std::unordered_set<std::string_view> seen;
   for (const OptimizerStage& stage : files.stages)
-    for (const OptimizerEntry& entry : stage.entries)
-      for (const OptimizerState& state : entry.tensors)
-        if (seen.insert(state.name()).second) names.push_back(state.name());
+    for (const StateShard& shard : stage.of_rank(0))
+      if (seen.insert(shard.state()).second) names.push_back(shard.state());
+  std::stable_partition(names.begin(), names.end(), [](const std::string& name) { return name != kMasterState; });
   return names;
-}
-
-const OptimizerState* find_state(const OptimizerEntry& entry, const std::string& name) {
-  const auto found = std::find_if(entry.tensors.begin(), entry.tensors.end(),
-                                  [&](const OptimizerState& state) { return state.name() == name; });
-  return found == entry.tensors.end() ? nullptr : &*found;
 }
 
 void refuse_incomplete(const OptimizerFiles& files) {
@@ -255,14 +221,11 @@ void refuse_incomplete(const OptimizerFiles& files) {
 /// Validates that either all trained parameters have master weights, or none.
 void refuse_partial_masters(const OptimizerFiles& files) {
   for (const OptimizerStage& stage : files.stages)
-    for (std::uint32_t e = 0; e < stage.entries.size(); ++e) {
-      const OptimizerEntry& entry = stage.entries[e];
-      if (entry.has_master() || !entry.has_states()) continue;
+    if (const auto entry = stage.first_without_master())
       throw Error(ErrorKind::kUnsupported,
-                  fmt::format("has states of {}, but no master weights, unlike others", name_of_entry(stage, e)))
+                  fmt::format("has states of {}, but no master weights, unlike others", stage.name_of(*entry)))
           .in(stage.path)
           .hint("the file is damaged, or the run saved only some master weights: use the model's own weights");
-    }
 }
 
 /// Adds a note on states that some parameters of a group have and others do not.
@@ -270,23 +233,24 @@ void note_missing_states(const OptimizerFiles& files, std::vector<std::string>& 
   if (files.has_names()) return;  // parameters without states are in no group
   std::set<std::string> missing;  // names of states
   std::vector<std::string> ids;
-  for (const OptimizerStage& file : files.stages)
+  for (const OptimizerStage& file : files.stages) {
+    std::vector<std::set<std::string>> states(file.entries.size());
+    for (std::uint32_t e = 0; e < states.size(); ++e)
+      for (const auto& [name, value] : file.entries[e].numbers) states[e].insert(name);
+    for (const StateShard& shard : file.of_rank(0))
+      if (!shard.is_master()) states[shard.entry].insert(shard.state());
     for (const OptimizerFileGroup& group : file.groups) {
       std::set<std::string> names;
-      const auto names_of = [](const OptimizerEntry& entry) {
-        std::set<std::string> own;
-        for (const OptimizerState& state : entry.tensors) own.insert(state.name());
-        for (const auto& [name, value] : entry.numbers) own.insert(name);
-        return own;
-      };
-      for (std::uint32_t e = group.first; e < group.first + group.count; ++e) names.merge(names_of(file.entries[e]));
+      for (std::uint32_t e = group.first; e < group.first + group.count; ++e)
+        names.insert(states[e].begin(), states[e].end());
       for (std::uint32_t e = group.first; e < group.first + group.count; ++e) {
-        const std::set<std::string> own = names_of(file.entries[e]);
-        if (own.size() == names.size()) continue;
-        ids.push_back(fmt::format("{} in {}", name_of_entry(file, e), file.path.filename().string()));
-        std::set_difference(names.begin(), names.end(), own.begin(), own.end(), std::inserter(missing, missing.end()));
+        if (states[e].size() == names.size()) continue;
+        ids.push_back(fmt::format("{} in {}", file.name_of(e), file.path.filename().string()));
+        std::set_difference(names.begin(), names.end(), states[e].begin(), states[e].end(),
+                            std::inserter(missing, missing.end()));
       }
     }
+  }
   if (ids.empty()) return;
   notes.push_back(fmt::format("not all parameters of a group have {}: not {}",
                               list_names(std::vector(missing.begin(), missing.end())), list_names(ids)));
@@ -299,11 +263,7 @@ class StatesMaker {
       : optimizer_(optimizer), model_(model), locals_(model, optimizer.files), parts_(optimizer, locals_) {}
 
   TrainingStates make() {
-    const bool whole = optimizer_.files.form() == OptimizerStage::Form::kWhole;
-    for (const std::string& name : state_names(optimizer_.files))
-      add_state(name, parts_.collect(whole ? kStateKey : kBaseStateKey, name,
-                                     [&](const OptimizerEntry& entry) { return find_state(entry, name); }));
-    if (optimizer_.files.has_masters) add_state(kMasterState, parts_.collect(kMastersKey, "", master_of));
+    for (const std::string& name : state_names(optimizer_.files)) add_state(name, parts_.collect(name));
     add_numbers();
     add_groups();
     return std::move(states_);
@@ -314,10 +274,10 @@ class StatesMaker {
     const auto path = static_cast<std::uint32_t>(states_.paths.size());
     states_.paths.push_back({"optimizer", "state", std::string(1, kParameterMark), state});
     add_shared(states_.map, model_, parts, optimizer_, [&](const LogicalTensor& local, DType dtype) {
-      return LogicalTensor{name_of(local.name, state), dtype, {}, {}, TensorRole::kState};
+      return LogicalTensor{optimizer_state_name(local.name, state), dtype, {}, {}, TensorRole::kState};
     });
     for (const StatePart& part : parts)
-      if (part.tensor->shape.empty()) add_number_tensor(state, part);
+      if (!part.shard->has_rows()) add_number_tensor(state, part);
     for (std::size_t l = states_.of.size(); l < states_.map.logical.size(); ++l) {
       TrainingState& own = states_.of.emplace_back();
       const LogicalTensor& tensor = states_.map.logical[l];
@@ -328,18 +288,17 @@ class StatesMaker {
     }
   }
 
-  static std::string name_of(const std::string& parameter, const std::string& state) {
-    return optimizer_state_name(parameter, state);
-  }
-
   /// Adds a tensor without dims. If the parameter is fused, each of its parts gets the tensor.
   void add_number_tensor(const std::string& state, const StatePart& part) {
     for (const std::uint32_t logical : locals_.logical_of(part.local)) {
       const std::uint32_t stored = add_part(states_.map, part);
       states_.map.stored[stored].tied = model_.stored[part.local].tied;
-      const std::uint32_t index = states_.map.add_logical(
-          {name_of(model_.logical[logical].name, state), part.tensor->dtype, {}, {}, TensorRole::kState},
-          optimizer_.files.folder);
+      const std::uint32_t index = states_.map.add_logical({optimizer_state_name(model_.logical[logical].name, state),
+                                                           part.shard->tensor.dtype,
+                                                           {},
+                                                           {},
+                                                           TensorRole::kState},
+                                                          optimizer_.files.folder);
       states_.map.pieces[index].push_back({stored, {}, {}});
     }
   }
@@ -371,8 +330,8 @@ class StatesMaker {
               states_.numbers.push_back({parameter, state, value});
             else if (*found->second != value)
               throw Error(ErrorKind::kBadInput,
-                          fmt::format("{} of {} is {}, but {} in the file of another stage", state,
-                                      name_of_entry(file, e), to_string(value), to_string(*found->second)))
+                          fmt::format("{} of {} is {}, but {} in the file of another stage", state, file.name_of(e),
+                                      to_string(value), to_string(*found->second)))
                   .in(file.path)
                   .tensor(parameter);
           }
@@ -504,7 +463,7 @@ ShardedOptimizer read_sharded_optimizer(Files& files, const fs::path& folder, co
 std::vector<StatePart> master_parts(const ShardedOptimizer& optimizer, const SourceMap& model) {
   refuse_incomplete(optimizer.files);
   const LocalTensors locals(model, optimizer.files);
-  return StateParts(optimizer, locals).collect(kMastersKey, "", master_of);
+  return StateParts(optimizer, locals).collect(kMasterState);
 }
 
 TrainingStates sharded_states(const ShardedOptimizer& optimizer, const SourceMap& model) {
@@ -528,7 +487,7 @@ std::size_t take_master_weights(const ShardedOptimizer& optimizer, SourceMap& mo
   refuse_partial_masters(optimizer.files);
   const SourceMap local = model;
   const LocalTensors locals(local, optimizer.files);
-  std::vector<StatePart> parts = StateParts(optimizer, locals).collect(kMastersKey, "", master_of);
+  std::vector<StatePart> parts = StateParts(optimizer, locals).collect(kMasterState);
   for (StatePart& part : parts) part.name = local.stored[part.local].name;
   std::vector<bool> used(model.stored.size(), true);
   for (const StatePart& part : parts) {
@@ -539,7 +498,7 @@ std::size_t take_master_weights(const ShardedOptimizer& optimizer, SourceMap& mo
         for (const Piece& piece : model.pieces[l]) used[piece.stored] = false;
         model.pieces[l].clear();
         const DType wanted = use.as_model ? tensor.dtype : DType::kF32;
-        const DType dtype = tensor.dtype = part.tensor->dtype;
+        const DType dtype = tensor.dtype = part.shard->tensor.dtype;
         const bool casts = (use.as_model || dtype == DType::kF64) && wanted != dtype && can_cast(dtype, wanted);
         tensor.model_dtype = casts ? std::optional(wanted) : std::nullopt;
       }

@@ -32,14 +32,13 @@ struct ShardedOptimizer {
   }
 };
 
-/// One tensor in one file of the optimizer, and the tensor of the model that it belongs to or has rows of.
+/// A shard, and the tensor of the model that it belongs to or has rows of.
 struct StatePart {
-  const TensorEntry* tensor;
-  std::uint32_t rank;       // pp_rank × OptimizerFiles::ranks() + rank in the stage
-  std::uint32_t file;       // its file, an index into the map of the model
-  std::uint32_t local;      // index of the stored tensor in that map
-  std::uint64_t begin_row;  // in the model's file
-  SharedName name;          // in the optimizer's file: "base_state.3.exp_avg"
+  const StateShard* shard;
+  std::uint32_t pp_rank;
+  std::uint32_t file;   // its file, an index into the map of the model
+  std::uint32_t local;  // index of the stored tensor in that map
+  SharedName name;      // in the optimizer's file: "base_state.3.exp_avg"
 };
 
 /// Returns the names of the entries (see names_of_entries), as in the files of the model that `shards` and the map of

@@ -11,8 +11,8 @@
 
 #include "reshard/io/files.h"
 #include "reshard/layouts/map/tensor_map.h"
-#include "reshard/layouts/optimizer/optimizer_file.h"
 #include "reshard/layouts/ranks/rank_format.h"
+#include "reshard/layouts/states/optimizer_stage.h"
 
 namespace reshard {
 
@@ -45,7 +45,7 @@ struct OptimizerFiles {
   std::uint32_t pp = 1;
   std::uint32_t ep = 1;
   std::uint32_t dp = 1;                      // number of data-parallel ranks that have shards
-  std::vector<OptimizerStage> stages;        // [pp_rank]
+  std::vector<OptimizerStage> stages;        // [pp_rank]; StateShard::rank is tp_rank × dp + dp_rank
   std::vector<std::filesystem::path> paths;  // [pp_rank × ranks() + rank]; a single one without rank files
   std::set<std::string> others;              // unknown keys of files
   bool is_xser = false;
