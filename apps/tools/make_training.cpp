@@ -53,7 +53,7 @@ std::vector<reshard::LogicalTensor> sort_out(reshard::SourceMap& all, reshard::T
     tensor.role = reshard::TensorRole::kState;
     const std::size_t dot = tensor.name.rfind('.');
     states.map.add_logical(tensor, {});
-    states.of.push_back({static_cast<std::uint16_t>(prefix.size()), static_cast<std::uint16_t>(dot - prefix.size()),
+    states.of.push_back({prefix, tensor.name.substr(prefix.size(), dot - prefix.size()), tensor.name.substr(dot + 1),
                          false, tensor.name.ends_with("_sq") ? 1u : 0u});
   }
   reshard::OptimizerGroup& group = states.groups.emplace_back();

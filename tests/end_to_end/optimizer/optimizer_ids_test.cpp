@@ -217,7 +217,7 @@ TEST_CASE("Buffers that a family says are not trained have no number, though the
       const auto trained = [](const fs::path& directory) {
         const TrainingStates states = read_checkpoint(directory, {.beside = Beside::kRead}).states;
         std::set<std::string> parameters;
-        for (std::size_t i = 0; i < states.of.size(); ++i) parameters.emplace(states.parameter(i));
+        for (std::size_t i = 0; i < states.of.size(); ++i) parameters.emplace(states.of[i].parameter);
         return parameters;
       };
       CHECK(trained(temp / "back") == trained(temp / "dcp"));

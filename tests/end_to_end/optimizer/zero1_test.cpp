@@ -72,12 +72,12 @@ json describe_states(Checkpoint& checkpoint) {
     if (tensor.constant()) continue;
     const TensorDigest& digest = digests[n++];
     CHECK(tensor.role == TensorRole::kState);
-    const DcpPath path = states.path_with(i, states.parameter(i));
-    CHECK(path == DcpPath{"optimizer", "state", std::string(states.parameter(i)), path.back()});
+    const DcpPath path = states.path_with(i, states.of[i].parameter);
+    CHECK(path == DcpPath{"optimizer", "state", states.of[i].parameter, path.back()});
     const std::string state = std::get<std::string>(path.back());
-    CHECK(tensor.name == "optimizer.state." + std::string(states.parameter(i)) + "." + state);
+    CHECK(tensor.name == "optimizer.state." + states.of[i].parameter + "." + state);
     if (tensor.shape.empty()) continue;
-    found[std::string(states.parameter(i))][state] = {
+    found[states.of[i].parameter][state] = {
         {"dtype", describe(tensor.dtype).torch_name},
         {"shape", json(std::vector<std::uint64_t>(tensor.shape.begin(), tensor.shape.end()))},
         {"sha256", to_hex(digest.digest)}};
@@ -121,7 +121,7 @@ void check_groups(const TrainingStates& states, const json& golden) {
   for (const auto& [parameter, parts] : golden.at("logical").items()) logical.insert(parameter);
   CHECK(parameters == logical);
   for (std::size_t i = 0; i < states.of.size(); ++i)
-    if (states.map.logical[i].name.ends_with(".step")) steps.emplace(states.parameter(i));
+    if (states.map.logical[i].name.ends_with(".step")) steps.emplace(states.of[i].parameter);
   for (const StateNumber& number : states.numbers) {
     CHECK(number.state == "step");
     CHECK(number.value == PlainValue{golden.at("step").get<std::int64_t>()});

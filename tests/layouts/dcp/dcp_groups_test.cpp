@@ -25,7 +25,7 @@ TrainingStates flat_groups(MemoryFiles& files, std::vector<SourceFile>& in_files
     states.map.stored.push_back({name, DType::kU8, {bytes.size()}, 0, content.size()});
     states.map.pieces[logical].push_back({});
     states.map.pieces[logical].back().stored = static_cast<std::uint32_t>(i);
-    states.of.push_back({static_cast<std::uint16_t>(before.size()), static_cast<std::uint16_t>(parameter.size())});
+    states.of.push_back({before, parameter, "lr"});
     content += bytes;
   }
   in_files.push_back({{"d/__0_0.distcp", content.size()}});

@@ -10,8 +10,8 @@ namespace {
 TrainingStates states_of(const std::string& prefix, const std::vector<std::string>& parameters) {
   TrainingStates states;
   for (const std::string& parameter : parameters) {
-    states.map.add_logical({prefix + parameter + ".exp_avg", DType::kF32, {2}, {}, TensorRole::kState}, {});
-    states.of.push_back({static_cast<std::uint16_t>(prefix.size()), static_cast<std::uint16_t>(parameter.size())});
+    states.of.push_back({prefix, parameter, "exp_avg"});
+    states.map.add_logical({states.of.back().name_with(parameter), DType::kF32, {2}, {}, TensorRole::kState}, {});
   }
   return states;
 }
@@ -24,8 +24,8 @@ TEST_CASE("States of the same parameters get one name, whatever the layouts put 
   CHECK(b.map.find_logical("optim.state.z.exp_avg") == 1u);
   CHECK(b.map.find_logical("optimizer.state.x.exp_avg") == 2u);
   CHECK_FALSE(b.map.find_logical("optim.state.x.exp_avg"));
-  CHECK(b.parameter(2) == "x");
-  CHECK(b.parameter(1) == "z");
+  CHECK(b.of[2].parameter == "x");
+  CHECK(b.of[1].parameter == "z");
 }
 
 PlainValue whole_number(std::int64_t value) {
@@ -72,9 +72,8 @@ TEST_CASE("Nothing is told of groups where an optimizer has none that were read"
 /// Adds a state of no dims of parameter "x" that lies in file 0.
 void add_number_tensor(TrainingStates& states, const std::string& state, DType dtype,
                        const std::vector<std::uint64_t>& offsets) {
-  const std::string before = "optim.state.";
-  const std::uint32_t index = states.map.add_logical({before + "x." + state, dtype, {}, {}, TensorRole::kState}, {});
-  states.of.push_back({static_cast<std::uint16_t>(before.size()), 1});
+  states.of.push_back({"optim.state.", "x", state});
+  const std::uint32_t index = states.map.add_logical({"optim.state.x." + state, dtype, {}, {}, TensorRole::kState}, {});
   for (const std::uint64_t offset : offsets) {
     const std::uint32_t stored = states.map.add_stored(StoredTensor{"s", dtype, {}, 0, offset});
     states.map.pieces[index].push_back({stored, {}, {}});
@@ -113,7 +112,7 @@ TEST_CASE("Master weights are left out where the other optimizer has none, with 
     states.groups = {{{}, {"x"}}};
     const std::uint32_t master =
         states.map.add_logical({"optimizer.state.x.master", DType::kF32, {2}, {}, TensorRole::kState}, {});
-    states.of.push_back({16, 1});
+    states.of.push_back({"optimizer.state.", "x", kMasterState});
     for (const std::uint32_t logical : {0u, master}) {
       const std::uint32_t stored = states.map.add_stored(StoredTensor{"s", DType::kF32, {3}});
       states.map.pieces[logical].push_back({stored, {{0}, {2}}, {0}});

@@ -122,12 +122,8 @@ class MapUnpacker {
     const auto first = static_cast<std::uint32_t>(made_.size()), count = static_cast<std::uint32_t>(names.size());
     for (std::uint32_t i = 0; i < count; ++i) {
       add(l);
-      std::size_t begin = 0, size = std::string::npos;  // the parameter's range in the name
-      if (states_ != nullptr) {
-        begin = made_states_.back().parameter_begin;
-        size = std::exchange(made_states_.back().parameter_size, static_cast<std::uint16_t>(names[i].size()));
-      }
-      made_.back().name.replace(begin, size, names[i]);
+      if (states_ != nullptr) made_states_.back().parameter = names[i];
+      made_.back().name = states_ != nullptr ? made_states_.back().name_with(names[i]) : names[i];
       if (!is_copied) made_.back().shape = array->parts[i % array->parts.size()];
       if (!is_copied && !packed.names->rule->changes.empty()) change(packed, i);
     }

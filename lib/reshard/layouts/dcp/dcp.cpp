@@ -287,7 +287,7 @@ class DcpLayout final : public Layout {
     std::size_t finer = 0;  // master weights whose dtype differs from the weights'
     for (std::size_t i = 0; i < states.of.size(); ++i) {
       if (states.of[i].left_out || !is_master(states, i)) continue;
-      const auto found = dtypes.find(states.parameter(i));
+      const auto found = dtypes.find(states.of[i].parameter);
       finer += found != dtypes.end() && found->second != states.map.logical[i].dtype;
       plan.without_place.push_back(states.map.logical[i].name);
     }

@@ -47,13 +47,13 @@ class GroupReader {
       const LogicalTensor& object = states_.map.logical[i];
       const auto key = end_of(object.name, kGroups);
       if (!key) {
-        if (const auto begin = end_of(object.name, kStateBegin); begin && states_.of[i].parameter_size > 0)
+        if (const auto begin = end_of(object.name, kStateBegin); begin && !states_.of[i].parameter.empty())
           learn_name(i, *begin);
         continue;
       }
       if (object.role != TensorRole::kObject)
         throw fail(i, ErrorKind::kUnsupported, "is a hyperparameter stored as a tensor instead of a plain value");
-      if (states_.of[i].parameter_size > 0)
+      if (!states_.of[i].parameter.empty())
         add_of_parameter(i);
       else
         add_of_group(i, std::string_view(object.name).substr(*key));
@@ -67,9 +67,8 @@ class GroupReader {
   /// Records the name that lists of parameters use: the same as in states, prefixes included.
   void learn_name(std::uint32_t state, std::size_t begin) {
     const TrainingState& place = states_.of[state];
-    const std::size_t end = std::size_t{place.parameter_begin} + place.parameter_size;
-    if (begin < end)
-      own_names_.emplace(states_.map.logical[state].name.substr(begin, end - begin), states_.parameter(state));
+    const std::string name = place.prefix + place.parameter;
+    if (begin < name.size()) own_names_.emplace(name.substr(begin), place.parameter);
   }
 
   void add_of_group(std::uint32_t object, std::string_view key) {
@@ -80,13 +79,10 @@ class GroupReader {
   }
 
   void add_of_parameter(std::uint32_t object) {
-    const std::string parameter(states_.parameter(object));
-    const std::string& name = states_.map.logical[object].name;
-    const std::size_t end = std::size_t{states_.of[object].parameter_begin} + states_.of[object].parameter_size;
-    if (end >= name.size()) throw fail(object, ErrorKind::kBadInput, "is not a hyperparameter");
+    const auto& [prefix, parameter, key, left_out, path] = states_.of[object];
+    if (key.empty()) throw fail(object, ErrorKind::kBadInput, "is not a hyperparameter");
     const auto [found, is_new] = of_parameter_.try_emplace(parameter);
     if (is_new) order_.push_back(parameter);
-    const std::string key = name.substr(end + 1);
     found->second.emplace_back(key, value_of(object, fmt::format("{} of {}", key, printable(parameter))));
   }
 

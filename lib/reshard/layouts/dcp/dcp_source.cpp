@@ -80,7 +80,7 @@ void note_states(DcpSource& source, const StateNames& names, const std::vector<s
                     strangers.size(), list_names(strangers)));
   const auto has = [&](auto&& is) { return std::any_of(source.states.begin(), source.states.end(), is); };
   const bool has_optimizer = has(
-      [](const ChunkedTensor& state) { return state.role == TensorRole::kState && state.state.parameter_size > 0; });
+      [](const ChunkedTensor& state) { return state.role == TensorRole::kState && !state.state.parameter.empty(); });
   if (has_optimizer && !has([](const ChunkedTensor& state) { return is_of_group(state.name); }))
     source.notes.emplace_back(
         "the checkpoint has no parameter groups of its optimizer: its hyperparameters are not in the output");

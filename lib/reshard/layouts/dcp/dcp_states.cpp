@@ -179,9 +179,8 @@ void DcpStateFinder::name_state(DcpState& state, const DcpPath* path) {
   const std::string &before = parameter->before, &after = parameter->after;
   const std::string& own = names_.names[parameter->tensor];
   const std::string whole = parameter->inner + own;
-  state.name = before + whole + after;
-  state.state.parameter_begin = static_cast<std::uint16_t>(before.size() + parameter->inner.size());
-  state.state.parameter_size = static_cast<std::uint16_t>(own.size());
+  state.state = {before + parameter->inner, own, after.substr(1)};
+  state.name = state.state.name_with(own);
   const std::string marked_name = parameter->inner + kParameterMark;
   std::optional<DcpPath> own_path;
   if (path != nullptr && std::string_view(entry).substr(0, parameter->begin) == before)

@@ -174,7 +174,7 @@ class Cutter {
     for (std::size_t i = 0; i < states_->of.size(); ++i) {
       if (states_->of[i].left_out || states_->map.logical[i].constant() || is_master(*states_, i)) continue;
       const LogicalTensor& tensor = states_->map.logical[i];
-      const std::string parameter(states_->parameter(i));
+      const std::string& parameter = states_->of[i].parameter;
       DcpEntryPlace place = program_place_of(parameter);
       const auto shape = shapes.find(parameter);
       const bool is_alike =
@@ -189,9 +189,9 @@ class Cutter {
       const auto tp_dim = is_alike ? tensor_parallel_dim(parameter, tensor.shape) : std::nullopt;
       DcpPath path = nested_or_flat(states_->path_with(i, place.name));
       if (is_state_first() && !parameter.empty() && !is_of_group(tensor.name))
-        path = put_behind(std::string_view(tensor.name).substr(state_begin(i)), place);
+        path = put_behind(states_->of[i].state, place);
       else
-        place.name = states_->name_with(i, place.name);
+        place.name = parameter.empty() ? tensor.name : states_->of[i].name_with(place.name);
       if (!is_alike && place.packed.entry != nullptr && !is_first_of_entry(tensor, place)) continue;
       if (!is_alike) place.packed = {};
       add_entry(tensor, place, std::move(path), tp_dim);
@@ -288,12 +288,6 @@ class Cutter {
         .hint("leave out `names` or `with-optimizer`");
   }
 
-  /// Returns the offset of the state's name in the name of a tensor or object.
-  std::size_t state_begin(std::size_t i) const {
-    return std::min(states_->map.logical[i].name.size(),
-                    std::size_t{states_->of[i].parameter_begin} + states_->of[i].parameter_size + 1);
-  }
-
   bool is_state_first() const { return names_ && !names_->before_state().empty(); }
 
   /// Changes the name of a parameter's entry to that of its state, with the state first.
@@ -334,7 +328,7 @@ class Cutter {
   void validate_no_lists() const {
     for (std::size_t i = 0; i < states_->of.size(); ++i) {
       const LogicalTensor& tensor = states_->map.logical[i];
-      if (tensor.role == TensorRole::kObject && states_->of[i].parameter_size == 0 && lists_parameters(tensor.name))
+      if (tensor.role == TensorRole::kObject && states_->of[i].parameter.empty() && lists_parameters(tensor.name))
         throw Error(ErrorKind::kUnsupported, "lists parameters by name, and `names` changes names")
             .tensor(tensor.name)
             .hint("leave out `names`, or save it with flatten_optimizer_state_dict=True");

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "reshard/layouts/map/tensor_map.h"
@@ -11,11 +12,17 @@ namespace reshard {
 
 /// How a tensor or object of the training state relates to the model.
 struct TrainingState {
-  /// Range of its name that is the model's name of the parameter it belongs to; size 0 if it belongs to no parameter.
-  std::uint16_t parameter_begin = 0;
-  std::uint16_t parameter_size = 0;
+  // Parts of its name; all are empty if it belongs to no parameter.
+  std::string prefix;      // "optimizer.state."
+  std::string parameter;   // the model's name
+  std::string state;       // "exp_avg", or the name of a hyperparameter
   bool left_out = false;   // its parameter is left out of the output, and so is this
   std::uint32_t path = 0;  // index into TrainingStates::paths
+
+  /// Returns its name if its parameter is named `name`.
+  std::string name_with(std::string_view name) const {
+    return std::string(prefix).append(name).append(1, '.').append(state);
+  }
 };
 
 /// A tensor that a distributed checkpoint stores in chunks. Each chunk is a box of the tensor with its own offset.

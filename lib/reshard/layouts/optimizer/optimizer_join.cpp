@@ -278,13 +278,13 @@ class StatesMaker {
     });
     for (const StatePart& part : parts)
       if (!part.shard->has_rows()) add_number_tensor(state, part);
+    const std::string prefix(kStatePrefix);
     for (std::size_t l = states_.of.size(); l < states_.map.logical.size(); ++l) {
       TrainingState& own = states_.of.emplace_back();
       const LogicalTensor& tensor = states_.map.logical[l];
       if (tensor.constant()) continue;
-      own.parameter_begin = static_cast<std::uint16_t>(kStatePrefix.size());
-      own.parameter_size = static_cast<std::uint16_t>(tensor.name.size() - kStatePrefix.size() - 1 - state.size());
-      own.path = path;
+      const std::size_t size = tensor.name.size() - prefix.size() - 1 - state.size();
+      own = {prefix, tensor.name.substr(prefix.size(), size), state, false, path};
     }
   }
 

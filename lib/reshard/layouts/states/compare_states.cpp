@@ -20,8 +20,7 @@ namespace {
 /// Returns the parameter's name and the rest of the state's name; empty for padding and for states of no parameter.
 std::string key_of(const TrainingStates& states, std::size_t index) {
   const TrainingState& state = states.of[index];
-  if (state.parameter_size == 0 || states.map.logical[index].constant()) return {};
-  return states.map.logical[index].name.substr(state.parameter_begin);
+  return state.parameter.empty() ? std::string() : state.parameter + "." + state.state;
 }
 
 using Numbers = std::map<std::pair<std::string, std::string>, const PlainValue*>;
@@ -177,7 +176,7 @@ void read_number_tensors(Files& files, std::span<const SourceFile> in_files, Tra
   std::vector<bool> out(states.of.size());
   for (std::size_t i = 0; i < out.size(); ++i) {
     if (!NumberReader::can_read(states.map.logical[i]) || states.map.pieces[i].empty()) continue;
-    const auto found = theirs.find({std::string(states.parameter(i)), std::string(states.state(i))});
+    const auto found = theirs.find({states.of[i].parameter, std::string(states.state(i))});
     if (found == theirs.end()) continue;
     out[i] = true;
     PlainValue number = *found->second;
@@ -213,7 +212,7 @@ void name_states_alike(const TrainingStates& a, TrainingStates& b) {
     const auto found = key.empty() ? of_a.end() : of_a.find(key);
     if (found == of_a.end() || !taken.insert(a.map.logical[found->second].name).second) continue;
     names.back() = a.map.logical[found->second].name;
-    b.of[i].parameter_begin = a.of[found->second].parameter_begin;
+    b.of[i].prefix = a.of[found->second].prefix;
   }
   b.map.rename_logical(names);
 }

@@ -41,7 +41,7 @@ NumberedParameters::NumberedParameters(const TensorMap& local, const TrainingSta
   for (const StateNumber& number : states.numbers) known_[number.parameter].push_back({number.state, 0, &number.value});
   for (std::uint32_t i = 0; i < states.of.size(); ++i)
     if (!states.of[i].left_out && !states.state(i).empty())
-      known_[std::string(states.parameter(i))].push_back({std::string(states.state(i)), i});
+      known_[states.of[i].parameter].push_back({std::string(states.state(i)), i});
   for (std::uint32_t g = 0; g < groups.size(); ++g)
     for (const std::string& parameter : groups[g].parameters) groups_.emplace(parameter, g);
 }

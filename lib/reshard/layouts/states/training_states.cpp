@@ -27,21 +27,8 @@ namespace {
 
 }  // namespace
 
-std::string_view TrainingStates::parameter(std::size_t index) const {
-  return std::string_view(map.logical[index].name).substr(of[index].parameter_begin, of[index].parameter_size);
-}
-
 std::string_view TrainingStates::state(std::size_t index) const {
-  const TrainingState& place = of[index];
-  if (place.parameter_size == 0 || map.logical[index].role != TensorRole::kState) return {};
-  const std::string_view name = map.logical[index].name;
-  const std::size_t end = std::size_t{place.parameter_begin} + place.parameter_size;
-  return end < name.size() ? name.substr(end + 1) : std::string_view();
-}
-
-std::string TrainingStates::name_with(std::size_t index, std::string_view parameter) const {
-  std::string name = map.logical[index].name;
-  return name.replace(of[index].parameter_begin, of[index].parameter_size, parameter);
+  return map.logical[index].role == TensorRole::kState ? std::string_view(of[index].state) : std::string_view();
 }
 
 DcpPath TrainingStates::path_with(std::size_t index, std::string_view parameter) const {
@@ -109,10 +96,10 @@ std::vector<std::string> follow_parameters(TrainingStates& states,
     const std::string& name = states.map.logical[i].name;
     TrainingState& state = states.of[i];
     // Such an object also lists parameters without states, and its contents are read only for groups.
-    if (states.groups.empty() && state.parameter_size == 0 && states.map.logical[i].role == TensorRole::kObject &&
+    if (states.groups.empty() && state.parameter.empty() && states.map.logical[i].role == TensorRole::kObject &&
         lists_parameters(name))
       if (!new_names.empty()) refuse_list(name, renames, where);
-    const auto found = state.parameter_size == 0 ? new_names.end() : new_names.find(states.parameter(i));
+    const auto found = state.parameter.empty() ? new_names.end() : new_names.find(state.parameter);
     if (found == new_names.end()) {
       names.push_back(name);
     } else if (found->second.empty()) {
@@ -120,8 +107,8 @@ std::vector<std::string> follow_parameters(TrainingStates& states,
       left_out.push_back(name);
       names.push_back(name);
     } else {
-      names.push_back(states.name_with(i, found->second));
-      state.parameter_size = static_cast<std::uint16_t>(found->second.size());
+      names.push_back(state.name_with(found->second));
+      state.parameter = found->second;
     }
   }
   if (renames) states.map.rename_logical(names);

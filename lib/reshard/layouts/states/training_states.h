@@ -50,13 +50,10 @@ struct TrainingStates {
   /// Whether parameters have the model's names instead of those of `locals`.
   bool has_names() const { return locals == nullptr; }
   bool empty() const { return of.empty() && groups.empty() && numbers.empty(); }
-  /// Returns the name of the parameter that state `index` belongs to; empty if it belongs to none.
-  std::string_view parameter(std::size_t index) const;
   /// Returns the name of state `index` of its parameter: "exp_avg". Empty if it belongs to no parameter or is a
   /// hyperparameter.
   std::string_view state(std::size_t index) const;
-  /// Returns the name or path of state `index` if its parameter is renamed to `parameter`.
-  std::string name_with(std::size_t index, std::string_view parameter) const;
+  /// Returns the path of state `index` if its parameter is renamed to `parameter`.
   DcpPath path_with(std::size_t index, std::string_view parameter) const;
 };
 
