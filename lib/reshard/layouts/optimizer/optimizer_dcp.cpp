@@ -19,9 +19,9 @@
 #include "reshard/layouts/dcp/dcp_chunks.h"
 #include "reshard/layouts/dcp/dcp_directory.h"
 #include "reshard/layouts/dcp/dcp_groups.h"
-#include "reshard/layouts/optimizer/row_shards.h"
 #include "reshard/layouts/ranks/sharded_checkpoint.h"
 #include "reshard/layouts/states/optimizer_keys.h"
+#include "reshard/layouts/states/row_shards.h"
 
 namespace reshard {
 namespace {

@@ -17,9 +17,9 @@
 #include "reshard/layouts/names/optimizer_entries.h"
 #include "reshard/layouts/optimizer/optimizer_groups.h"
 #include "reshard/layouts/optimizer/optimizer_ids.h"
-#include "reshard/layouts/optimizer/row_shards.h"
 #include "reshard/layouts/ranks/sharded_checkpoint.h"
 #include "reshard/layouts/states/optimizer_keys.h"
+#include "reshard/layouts/states/row_shards.h"
 #include "reshard/specs/model/language_model.h"
 #include "reshard/tensor/cast/cast.h"
 

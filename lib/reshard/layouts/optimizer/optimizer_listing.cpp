@@ -16,8 +16,8 @@
 #include "reshard/layouts/optimizer/older_optimizer.h"
 #include "reshard/layouts/optimizer/optimizer_dcp.h"
 #include "reshard/layouts/optimizer/optimizer_file.h"
-#include "reshard/layouts/optimizer/row_shards.h"
 #include "reshard/layouts/ranks/sharded_checkpoint.h"
+#include "reshard/layouts/states/row_shards.h"
 
 namespace reshard {
 namespace {

@@ -15,10 +15,10 @@
 #include "reshard/base/strings.h"
 #include "reshard/formats/pickle/saved_value.h"
 #include "reshard/layouts/map/target_file.h"
-#include "reshard/layouts/optimizer/row_shards.h"
 #include "reshard/layouts/ranks/rank_format.h"
 #include "reshard/layouts/states/numbered_parameters.h"
 #include "reshard/layouts/states/optimizer_keys.h"
+#include "reshard/layouts/states/row_shards.h"
 #include "reshard/tensor/recipes/same.h"
 
 namespace reshard {

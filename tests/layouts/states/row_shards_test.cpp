@@ -1,4 +1,4 @@
-#include "reshard/layouts/optimizer/row_shards.h"
+#include "reshard/layouts/states/row_shards.h"
 
 #include <algorithm>
 #include <string>
