@@ -234,6 +234,10 @@ TEST_CASE("Missing ranks of an optimizer are named, and the number of ranks that
   CHECK_THAT(hint(rows(4)), Says("or the run used context parallelism"));
   CHECK_THAT(hint(tensor({.shape = {3, 1}, .strides = {1, 1}})),
              Says("the file is damaged, or belongs to a run of another model"));
+  const fs::path twin = optimizer.temp / "tp_rank_00_pp_rank_00.pt";  // of data-parallel rank 0, too
+  optimizer.write(twin, zero1());
+  optimizer.refused(twin, "belongs to the same rank as dp_rank_00_tp_rank_00_pp_rank_00.pt");
+  fs::remove(twin);
   optimizer.write(optimizer.file(0, 1), zero1());
   optimizer.refused(optimizer.file(0, 1), "belongs to tp rank 1, pp rank 0, but the model has tp 1 × pp 1 ranks");
 }

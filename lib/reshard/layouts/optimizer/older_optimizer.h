@@ -15,8 +15,8 @@ namespace reshard {
 
 /// Returns the optimizer's files in `folder`, sorted by rank; none if neither form exists. Opens only the first file of
 /// weights to find out whether they contain an optimizer.
-/// \throws Error kBadInput if two files belong to the same rank, if both forms exist, or if pipeline stages have
-/// overwritten each other's files; like read_torch_file.
+/// \throws Error kBadInput if both forms exist, or if pipeline stages have overwritten each other's files; like
+/// read_torch_file.
 std::vector<OptimizerFileName> list_older_optimizer(Files& files, const std::filesystem::path& folder);
 
 /// Whether a file of this name contains the optimizer of one rank: "optim.dp_rank_XX.tp_rank_YY".

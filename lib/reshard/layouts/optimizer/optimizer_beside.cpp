@@ -16,6 +16,7 @@
 #include "reshard/base/strings.h"
 #include "reshard/io/files.h"
 #include "reshard/layouts/contents/number_reader.h"
+#include "reshard/layouts/contents/opened_files.h"
 #include "reshard/layouts/core/weights_option.h"
 #include "reshard/layouts/map/tensor_map.h"
 #include "reshard/layouts/optimizer/optimizer_groups.h"
@@ -33,7 +34,7 @@ namespace {
 namespace fs = std::filesystem;
 
 /// Reads the largest step of a stage's entries; std::nullopt if no entry has a step.
-std::optional<double> last_step(Files& files, const OptimizerFiles& optimizer, const OptimizerStage& stage) {
+std::optional<double> last_step(Files& files, std::span<const SourceFile> in_files, const OptimizerStage& stage) {
   std::optional<double> last;
   const auto add = [&](const PlainValue& value) {
     if (const auto step = real_of(value)) last = std::max(last.value_or(*step), *step);
@@ -41,7 +42,7 @@ std::optional<double> last_step(Files& files, const OptimizerFiles& optimizer, c
   for (const OptimizerEntry& entry : stage.entries)
     for (const auto& [name, value] : entry.numbers)
       if (name == kStep) add(value);
-  NumberReader reader(files, optimizer.files);
+  NumberReader reader(files, in_files);
   for (const StateShard& shard : stage.of_rank(0))
     if (const TensorEntry& step = shard.tensor;
         step.name == kStep && NumberReader::can_read({step.name, step.dtype, step.shape, {}}))
@@ -70,7 +71,7 @@ OptimizerSummary summarize_optimizer(Files& files, const OptimizerFiles& optimiz
       summary.bytes += of_rank;
       summary.most_rank_bytes = std::max(summary.most_rank_bytes, of_rank);
     }
-    if (!summary.step) summary.step = last_step(files, optimizer, stage);
+    if (!summary.step) summary.step = last_step(files, optimizer.files, stage);
   }
   summary.states = states.take();
   for (std::size_t g = 0; g < optimizer.stages.front().groups.size(); ++g) {
@@ -83,12 +84,12 @@ OptimizerSummary summarize_optimizer(Files& files, const OptimizerFiles& optimiz
 
 /// Validates that trained parameters have the same step on all pipeline stages. Reads the steps of one rank per stage.
 /// \throws Error kBadInput, naming two files and their steps; kIo.
-void validate_steps(Files& files, const OptimizerFiles& optimizer) {
+void validate_steps(Files& files, std::span<const SourceFile> in_files, const OptimizerFiles& optimizer) {
   const OptimizerStage* first = nullptr;
   std::optional<double> of_first;
   if (optimizer.pp == 1) return;
   for (const OptimizerStage& stage : optimizer.stages) {
-    const auto step = last_step(files, optimizer, stage);
+    const auto step = last_step(files, in_files, stage);
     if (!step) continue;
     if (first == nullptr) {
       first = &stage;
@@ -121,9 +122,9 @@ std::vector<double> values(DType dtype, const Bytes& bytes) {
   return values;
 }
 
-Bytes read(Files& files, const std::filesystem::path& path, std::uint64_t offset_bytes, std::uint64_t size_bytes) {
+Bytes read(const Source& source, std::uint64_t offset_bytes, std::uint64_t size_bytes) {
   Bytes bytes(size_bytes);
-  files.open(path)->read_at(offset_bytes, bytes);
+  source.read_at(offset_bytes, bytes);
   return bytes;
 }
 
@@ -155,7 +156,7 @@ bool is_bf16(double value) {
 }
 
 /// Compares some elements. \returns false if no elements can be compared.
-bool compare(Files& files, const StatePart& part, const SourceMap& model) {
+bool compare(OpenedFiles& files, const StatePart& part, const SourceMap& model) {
   const StoredTensor& weight = model.stored[part.local];
   const TensorEntry& master = part.shard->tensor;
   if (!master.strides.empty() || !is_comparable(weight.dtype) || !is_comparable(master.dtype)) return false;
@@ -165,11 +166,9 @@ bool compare(Files& files, const StatePart& part, const SourceMap& model) {
   if (begin >= elems) return false;  // only padding
   const std::uint64_t master_size = bits(master.dtype) / 8;
   const std::uint64_t count = std::min({kElems, elems - begin, master.size_bytes / master_size});
-  const std::filesystem::path& path = model.files[part.file].path;
-  const std::filesystem::path& model_path = model.files[weight.file].path;
-  const Bytes own = read(files, path, master.offset_bytes, count * master_size);
+  const Bytes own = read(files.at(master.file), master.offset_bytes, count * master_size);
   const std::vector<double> weights =
-      values(weight.dtype, read(files, model_path, weight.offset_bytes + begin * size, count * size));
+      values(weight.dtype, read(files.at(weight.file), weight.offset_bytes + begin * size, count * size));
   const std::vector<double> masters = values(master.dtype, own);
   const std::vector<double> as_weights = values(weight.dtype, cast(master.dtype, own, weight.dtype));
   for (std::uint64_t i = 0; i < count; ++i) {
@@ -179,8 +178,9 @@ bool compare(Files& files, const StatePart& part, const SourceMap& model) {
       continue;
     throw Error(ErrorKind::kBadInput,
                 fmt::format("differs from the model's parameter {} in {}: {} and {} at element {}",
-                            printable(weight.name.text()), model_path.string(), masters[i], weights[i], begin + i))
-        .in(path)
+                            printable(weight.name.text()), model.files[weight.file].path.string(), masters[i],
+                            weights[i], begin + i))
+        .in(model.files[master.file].path)
         .tensor(part.name.text())
         .hint(
             "the optimizer and the model come from two saves, or rank files were swapped; the model's weights can be "
@@ -196,6 +196,7 @@ bool compare(Files& files, const StatePart& part, const SourceMap& model) {
 /// the optimizer and the model come from two saves; kIo.
 void compare_masters(Files& files, const ShardedOptimizer& optimizer, const SourceMap& model) {
   const std::vector<StatePart> parts = master_parts(optimizer, model);
+  OpenedFiles opened(files, model.files);
   std::vector<bool> compared(model.stored.size());
   for (auto first = parts.begin(); first != parts.end();) {
     const auto end = std::find_if(first, parts.end(), [&](const StatePart& part) {
@@ -205,12 +206,12 @@ void compare_masters(Files& files, const ShardedOptimizer& optimizer, const Sour
     const std::size_t step = std::max<std::size_t>(1, count / kTensorsPerFile);
     for (std::size_t i = 0; i < count; i += step) {
       const StatePart& part = *(first + static_cast<std::ptrdiff_t>(i));
-      if (compare(files, part, model)) compared[part.local] = true;
+      if (compare(opened, part, model)) compared[part.local] = true;
     }
     first = end;
   }
   for (const StatePart& part : parts)
-    if (!compared[part.local]) compared[part.local] = compare(files, part, model);
+    if (!compared[part.local]) compared[part.local] = compare(opened, part, model);
 }
 
 /// Returns why the optimizer's entries have no names; empty if they have names.
@@ -271,7 +272,7 @@ void read_optimizer_beside(Files& files, const fs::path& folder, const ShardedCh
         .in(shards.folder.path)
         .hint("set `from-optimizer-groups` to the rule by which parameters were grouped");
   const ShardedOptimizer optimizer = read_sharded_optimizer(files, folder, shards, checkpoint, context.options);
-  validate_steps(files, optimizer.files);
+  validate_steps(files, checkpoint.map.files, optimizer.files);
   if (!shards.lacks_weights && !by_id) compare_masters(files, optimizer, checkpoint.map);
   if (by_id)
     checkpoint.notes.push_back(

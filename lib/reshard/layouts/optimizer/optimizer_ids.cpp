@@ -19,36 +19,27 @@ namespace {
 constexpr const char* kSayRule =
     "set `from-optimizer-groups` to the rule by which parameters were grouped, if there is one";
 
-/// A box of a logical tensor, and its position in a local one.
-struct IdPart {
-  std::string logical;
-  Dims begin, size, at;
+/// A box of a logical tensor in a rank's tensor: pipeline rank, tensor-parallel rank, stored name, logical name, begin
+/// and size of the box, and its position in the stored tensor.
+using IdPart = std::tuple<std::uint32_t, std::uint32_t, std::string, std::string, Dims, Dims, Dims>;
 
-  friend auto operator<=>(const IdPart&, const IdPart&) = default;
-};
-
-/// The pieces of each rank's tensors, without aliases, by pipeline rank, tensor-parallel rank and name.
-using Content = std::map<std::tuple<std::uint32_t, std::uint32_t, std::string>, std::vector<IdPart>>;
-
-Content content_of(const TensorMap& map) {
-  Content content;
-  const auto parts_of = [&](std::uint32_t s) -> std::vector<IdPart>& {
-    const StoredTensor& stored = map.stored[s];
-    const MapFile& file = map.file_of(stored);
-    return content[{file.pp_rank, file.tp_rank, stored.name.text()}];
-  };
+/// Returns the boxes in all ranks' tensors, without aliases and replicas, sorted.
+std::vector<IdPart> parts_of(const TensorMap& map) {
+  std::vector<IdPart> parts;
   for (std::uint32_t l = 0; l < map.logical.size(); ++l) {
     const LogicalTensor& logical = map.logical[l];
     if (logical.constant() || logical.role != TensorRole::kParameter) continue;
-    for (const Piece& piece : map.pieces[l])
-      if (!map.stored[piece.stored].tied)
-        parts_of(piece.stored).push_back({logical.name, piece.box.begin, piece.box.size, piece.stored_begin});
+    for (const Piece& piece : map.pieces[l]) {
+      const StoredTensor& stored = map.stored[piece.stored];
+      const MapFile& file = map.file_of(stored);
+      if (!stored.tied)
+        parts.emplace_back(file.pp_rank, file.tp_rank, stored.name.text(), logical.name, piece.box.begin,
+                           piece.box.size, piece.stored_begin);
+    }
   }
-  for (auto& [place, parts] : content) {
-    std::sort(parts.begin(), parts.end());
-    parts.erase(std::unique(parts.begin(), parts.end()), parts.end());  // replicas of other data-parallel ranks
-  }
-  return content;
+  std::sort(parts.begin(), parts.end());
+  parts.erase(std::unique(parts.begin(), parts.end()), parts.end());
+  return parts;
 }
 
 /// Validates that ids are sufficient for this optimizer.
@@ -130,16 +121,15 @@ SourceMap local_tensors_by_id(const OptimizerFiles& files) {
 }
 
 void validate_same_ranks(const SourceMap& source, const TargetMap& target) {
-  const Content before = content_of(source), after = content_of(target);
-  auto a = before.begin();
-  auto b = after.begin();
-  while (a != before.end() && b != after.end() && *a == *b) ++a, ++b;
+  const std::vector<IdPart> before = parts_of(source), after = parts_of(target);
+  const auto [a, b] = std::mismatch(before.begin(), before.end(), after.begin(), after.end());
   if (a == before.end() && b == after.end()) return;
-  const auto& place = a == before.end() || (b != after.end() && b->first < a->first) ? b->first : a->first;
+  const auto& [pp_rank, tp_rank, name, logical, begin, size, at] =
+      a == before.end() || (b != after.end() && *b < *a) ? *b : *a;
   throw Error(ErrorKind::kUsage, fmt::format("{} would contain other parts of it than in the source: optimizer ids "
                                              "without known parameters can be kept only if nothing but `dp` changes",
-                                             rank_name({std::get<1>(place), std::get<0>(place)}, false)))
-      .tensor(std::get<2>(place))
+                                             rank_name({tp_rank, pp_rank}, false)))
+      .tensor(name)
       .hint(
           "take the source's ranks, layout, order of heads, `fuse-qkv` and `kv-size-multiplier`, or set "
           "`from-optimizer-groups` to the rule by which parameters were grouped");

@@ -120,7 +120,7 @@ class StateParts {
     const std::string& parameter = optimizer_.names_of(pp_rank, ep_rank)[shard.entry];
     for (const std::uint32_t local : locals_.find(pp_rank, ep_rank, shard.rank / files.dp, parameter)) {
       validate_shape(pp_rank, shard, local);
-      parts.push_back({&shard, pp_rank, optimizer_.first_file + shard.tensor.file, local, name});
+      parts.push_back({&shard, pp_rank, local, name});
     }
   }
 
@@ -160,8 +160,7 @@ class StateParts {
 };
 
 std::uint32_t add_part(SourceMap& map, const StatePart& part) {
-  const TensorEntry& tensor = part.shard->tensor;
-  const std::uint32_t index = map.add_stored(tensor, part.file - tensor.file);
+  const std::uint32_t index = map.add_stored(part.shard->tensor, 0);
   map.stored[index].name = part.name;
   return index;
 }
@@ -447,7 +446,7 @@ ShardedOptimizer read_sharded_optimizer(Files& files, const fs::path& folder, co
     throw Error(ErrorKind::kBadInput, "contains no optimizer files")
         .in(checkpoint.path)
         .hint("the directory was copied without its folder optim, or the run was saved without its optimizer");
-  ShardedOptimizer optimizer{*std::move(read), 0, {}, shards.uncut};
+  ShardedOptimizer optimizer{*std::move(read), {}, shards.uncut};
   for (const std::string& note : optimizer.files.notes) checkpoint.notes.push_back(note);
   if (const std::set<std::string>& others = optimizer.files.others; !others.empty())
     checkpoint.notes.push_back(
@@ -455,7 +454,9 @@ ShardedOptimizer read_sharded_optimizer(Files& files, const fs::path& folder, co
                     list_names(std::vector(others.begin(), others.end()))));
   note_missing_states(optimizer.files, checkpoint.notes);
   optimizer.names = name_entries(optimizer.files, shards, checkpoint, options);
-  optimizer.first_file = static_cast<std::uint32_t>(checkpoint.map.files.size());
+  const auto first_file = static_cast<std::uint32_t>(checkpoint.map.files.size());
+  for (OptimizerStage& stage : optimizer.files.stages)
+    for (StateShard& shard : stage.shards) shard.tensor.file += first_file;
   checkpoint.map.files.insert(checkpoint.map.files.end(), optimizer.files.files.begin(), optimizer.files.files.end());
   return optimizer;
 }

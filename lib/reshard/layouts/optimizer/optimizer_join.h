@@ -19,10 +19,10 @@ namespace reshard {
 struct ShardedCheckpoint;
 struct Checkpoint;
 
-/// The optimizer of a sharded checkpoint: its files, and the parameter of each entry.
+/// The optimizer of a sharded checkpoint: its files, and the parameter of each entry. TensorEntry::file of its shards is
+/// an index into the map of the model.
 struct ShardedOptimizer {
   OptimizerFiles files;
-  std::uint32_t first_file = 0;                 // index of OptimizerFiles::files in the map of the model
   std::vector<std::vector<std::string>> names;  // see names_of_entries
   std::map<std::string, Dims> uncut;            // see ShardedCheckpoint
 
@@ -36,8 +36,7 @@ struct ShardedOptimizer {
 struct StatePart {
   const StateShard* shard;
   std::uint32_t pp_rank;
-  std::uint32_t file;   // its file, an index into the map of the model
-  std::uint32_t local;  // index of the stored tensor in that map
+  std::uint32_t local;  // index of the stored tensor in the map of the model
   SharedName name;      // in the optimizer's file: "base_state.3.exp_avg"
 };
 

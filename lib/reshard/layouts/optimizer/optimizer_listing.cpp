@@ -229,24 +229,22 @@ void validate_mesh_of_model(const OptimizerFileName& name, const OptimizerFiles&
 
 }  // namespace
 
+void sort_by_rank(std::vector<OptimizerFileName>& names) {
+  std::sort(names.begin(), names.end(),
+            [](const auto& a, const auto& b) { return std::tie(a.rank, a.path) < std::tie(b.rank, b.path); });
+}
+
 std::vector<OptimizerFileName> list_optimizer_files(Files& files, const fs::path& folder) {
   std::vector<OptimizerFileName> names;
   if (!files.is_directory(folder)) return names;
-  std::map<RankId, fs::path> seen;
   for (const DirectoryEntry& entry : files.list(folder)) {
     const auto full = kFullFileName.parse(entry.name);
     const auto numbers = full ? full : kRankFileName.parse(entry.name);
     if (entry.kind != FileKind::kFile || !numbers) continue;
-    const RankId rank = rank_of(*numbers);
-    const fs::path path = folder / entry.name;
-    if (!seen.emplace(rank, path).second)
-      throw Error(ErrorKind::kBadInput, "belongs to the same rank as " + seen.at(rank).filename().string())
-          .in(path)
-          .hint("files of two checkpoints are mixed in one folder; move one away");
-    names.push_back({rank, path, full.has_value(), full ? kFullName : kDpRankName});
+    names.push_back({rank_of(*numbers), folder / entry.name, full.has_value(), full ? kFullName : kDpRankName});
   }
   if (names.empty()) return list_older_optimizer(files, folder);
-  std::sort(names.begin(), names.end(), [](const auto& a, const auto& b) { return a.rank < b.rank; });
+  sort_by_rank(names);
   return names;
 }
 

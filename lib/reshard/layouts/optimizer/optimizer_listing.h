@@ -26,8 +26,10 @@ struct OptimizerFileName {
   NumberedName name = kDpRankName;  // name pattern of such files, for errors
 };
 
-/// Returns the optimizer's files in `folder`, sorted; none if the folder does not exist.
-/// \throws Error kBadInput if two files belong to the same rank, or if there are two forms.
+void sort_by_rank(std::vector<OptimizerFileName>& names);
+
+/// Returns the optimizer's files in `folder`, sorted by rank; none if the folder does not exist.
+/// \throws Error like list_older_optimizer.
 std::vector<OptimizerFileName> list_optimizer_files(Files& files, const std::filesystem::path& folder);
 
 /// Whether the folder has optimizer files. Ignores errors in them.
@@ -83,7 +85,7 @@ ShareOfRows share_of_rows(const OptimizerFiles& files, const OptimizerStage& sta
                           std::uint32_t dp_rank);
 
 /// Reads the headers of the files `names`, which must not be empty, and validates them against each other and the mesh
-/// of `shards`: every rank exists, and every shard has the rows that shape_info and the number of ranks imply.
+/// of `shards`: every rank exists once, and every shard has the rows that shape_info and the number of ranks imply.
 /// \throws Error kBadInput, naming the file, the id and the numbers, also for more than 64 names of states; like
 /// read_optimizer_file.
 OptimizerFiles read_optimizer_files(Files& files, const std::filesystem::path& folder,
