@@ -7,7 +7,7 @@ namespace reshard {
 
 /// Replaces weights in MXFP4, and those that a "factor" of their quantisation method multiplies (quantization.h), with the
 /// values that they represent, if the request has a dtype, as other dtypes have no scales. Other quantised weights stay as
-/// they are, and so do weights in MXFP4 if the request has the flag of LayoutTraits::keeps_mxfp4.
+/// they are, and so do weights that the target stores as they are (LayoutTraits::stores).
 /// \throws Error kUnsupported for weights in MXFP4 without scales next to others that are dequantised, and for scales
 /// without weights.
 void dequantize(Draft& draft, const Request& request);
