@@ -8,8 +8,6 @@
 
 #include "fold.h"
 #include "reshard/base/strings.h"
-#include "reshard/engine/publish/output.h"
-#include "reshard/layouts/core/layout.h"
 #include "reshard/plan/proof/manifest.h"
 #include "table.h"
 
@@ -25,64 +23,23 @@ std::string line(const std::string& label, const std::string& text, std::size_t 
   return wrap((label.size() < kLabel ? padded : label + " ") + text, indent) + "\n";
 }
 
-std::uint64_t parameter_count(const TensorMap& map) {
-  std::uint64_t elems = 0;
-  for (const LogicalTensor& tensor : map.state_dict())
-    if (tensor.role == TensorRole::kParameter) elems += num_elems(tensor.shape).value_or(0);
-  return elems;
-}
-
-/// Number of training state entries that are written with a model.
-std::size_t state_count(const TensorMap& map) {
-  return static_cast<std::size_t>(
-      std::count_if(map.logical.begin(), map.logical.end(), [](const LogicalTensor& tensor) {
-        return tensor.role != TensorRole::kParameter && tensor.role != TensorRole::kPart;
-      }));
-}
-
-std::uint64_t file_bytes(const SourceMap& map) {
-  std::uint64_t bytes = 0;
-  for (const SourceFile& file : map.files) bytes += file.size_bytes;
-  return bytes;
-}
-
 std::string plural(std::uint64_t count, const std::string& noun) {
   return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
 }
 
-bool has_layer_number(const std::string& name) {
-  const std::vector<std::string> parts = split(name, '.');
-  return std::any_of(parts.begin(), parts.end(),
-                     [](const std::string& part) { return parse_unsigned(part).has_value(); });
-}
-
-/// Returns the tensors of a pipeline rank that belong to no layer.
-std::vector<std::string> outside_layers(const TargetMap& target, std::uint32_t pp_rank) {
-  std::vector<std::string> names;
-  for (const StoredTensor& tensor : target.stored) {
-    const TargetFile& file = target.files[tensor.file];
-    if (file.pp_rank == pp_rank && file.tp_rank == 0 && file.ep_rank == 0 && !has_layer_number(tensor.name))
-      names.push_back(tensor.name);
-  }
-  return names;
-}
-
-std::string stages_text(const Job& job) {
+std::string stages_text(const JobReport& report) {
   std::string text;
-  const PipelinePartition& partition = *job.partition;
-  for (std::uint32_t s = 0; s < partition.stages(); ++s) {
-    const std::uint64_t first = partition.first[s];
-    const std::uint64_t last = partition.first[s + 1] - 1;
+  for (const auto& [stage, pp_rank, first, last] : report.stages) {
     const std::string layers =
         first == last ? fmt::format("layer {}", first) : fmt::format("layers {}-{}", first, last);
-    text += line(s == 0 ? "stages" : "", fmt::format("{:>3}  pp rank {:<3} {}", s, partition.rank_of_stage(s), layers));
+    text += line(stage == 0 ? "stages" : "", fmt::format("{:>3}  pp rank {:<3} {}", stage, pp_rank, layers));
   }
-  for (std::uint32_t pp_rank = 0; pp_rank < job.mesh.pp; ++pp_rank) {
-    const std::vector<std::string> names = outside_layers(job.target, pp_rank);
+  for (std::size_t pp_rank = 0; pp_rank < report.outside_layers.size(); ++pp_rank) {
+    const std::vector<std::string>& names = report.outside_layers[pp_rank];
     const std::string head = fmt::format("     pp rank {:<3} ", pp_rank);
     if (!names.empty()) text += line("", head + list_names(names), kLabel + head.size());
   }
-  if (!job.cut_names.empty()) text += line("cuts", join(job.cut_names, " "));
+  if (!report.cut_names.empty()) text += line("cuts", join(report.cut_names, " "));
   return text;
 }
 
@@ -99,23 +56,21 @@ std::string slots_text(std::vector<std::uint32_t> slots, std::uint64_t heads) {
   return slots.empty() ? added : numbers_text(slots) + " + " + added;
 }
 
-std::string heads_text(const Job& job) {
-  const AttentionReport& report = *job.attention;
+std::string heads_text(const AttentionReport& report, std::uint32_t tp) {
   const std::string counts =
       fmt::format("{} query, {} key/value, of {} elements: ", report.heads, report.kv_heads, report.head_dim);
-  const std::string share = fmt::format("a rank has {} query and {} key/value heads", report.heads / job.mesh.tp,
-                                        std::max<std::uint64_t>(1, report.kv_heads / job.mesh.tp));
+  const std::string share = fmt::format("a rank has {} query and {} key/value heads", report.heads / tp,
+                                        std::max<std::uint64_t>(1, report.kv_heads / tp));
   const std::string fused = is_fused(report.form) ? "q, k and v fused" : "q, k and v separate";
   if (report.ranks.empty()) return line("heads", counts + fused + ", " + share);
   std::string text =
       line("heads", fmt::format("{}grouped query, each key/value head {}, {}", counts,
                                 report.copies == 1 ? "once" : fmt::format("{} times", report.copies), fused));
-  for (std::uint32_t r = 0; r < std::min(job.mesh.tp, kShownRanks); ++r)
+  for (std::uint32_t r = 0; r < std::min(tp, kShownRanks); ++r)
     text += line("", fmt::format("tp rank {:<3} key/value {:<8} query {}", r,
                                  slots_text(report.ranks[r].key_value, report.kv_heads),
                                  slots_text(report.ranks[r].query, report.heads)));
-  if (job.mesh.tp > kShownRanks)
-    text += line("", fmt::format("… and {} ranks more (all with --json)", job.mesh.tp - kShownRanks));
+  if (tp > kShownRanks) text += line("", fmt::format("… and {} ranks more (all with --json)", tp - kShownRanks));
   return text;
 }
 
@@ -204,33 +159,30 @@ void take_ranks(std::vector<FileRow>& rows) {
 }
 
 /// Returns a row for every output file of weights or text, and one for each rank's xser folder.
-std::vector<FileRow> file_rows(const Job& job) {
-  std::vector<std::uint64_t> tensors(job.target.files.size(), 0);
-  for (const StoredTensor& tensor : job.target.stored) ++tensors[tensor.file];
+std::vector<FileRow> file_rows(const JobReport& report) {
   std::vector<FileRow> rows;
-  for (std::size_t f = 0; f < job.target.files.size(); ++f) {
-    const TargetFile& file = job.target.files[f];
-    const bool one_of_many = file.encoding == TargetFile::Encoding::kTorchTensor;
-    const std::string path = one_of_many ? file.path.parent_path().string() + "/" : file.path.string();
-    if (!one_of_many || rows.empty() || rows.back().path != path) {
+  for (const JobReport::File& file : report.files) {
+    if (file.kind == JobReport::File::Kind::kCopied) continue;
+    const std::string path =
+        file.is_one_tensor ? std::filesystem::path(file.path).parent_path().string() + "/" : file.path;
+    if (!file.is_one_tensor || rows.empty() || rows.back().path != path) {
       rows.push_back({path});
-      if (job.layout->traits().has_ranks()) rows.back().tp_ranks = {file.tp_rank};
+      if (file.tp_rank) rows.back().tp_ranks = {*file.tp_rank};
     }
-    rows.back().tensors += tensors[f];
+    rows.back().tensors += file.tensors;
     rows.back().bytes += file.size_bytes;
     ++rows.back().files;
   }
-  for (const TextFile& file : job.text_files) rows.push_back({file.path.string(), 0, file.text.size(), 1});
   return rows;
 }
 
 /// Builds the table of files, with one row for all ranks that have equal files. `folders` shows the names of the
 /// outermost folders.
-Table file_table(const Job& job, bool folders) {
+Table file_table(const JobReport& report, bool folders) {
   Table table({{"file", Table::Align::kLeft}, {"tensors", Table::Align::kRight}, {"bytes", Table::Align::kRight}});
   std::vector<FileRow> folded;
   std::map<std::tuple<std::string, std::uint64_t, std::uint64_t>, std::size_t> by_pattern;
-  std::vector<FileRow> rows = file_rows(job);
+  std::vector<FileRow> rows = file_rows(report);
   take_ranks(rows);
   for (FileRow& row : rows) {
     const auto [found, is_new] = by_pattern.emplace(std::tuple(row.path, row.bytes, row.files), folded.size());
@@ -251,9 +203,10 @@ Table file_table(const Job& job, bool folders) {
     table.add({path, row.tensors ? std::to_string(row.tensors) : "",
                count > 1 ? fmt::format("{} × {}", count, bytes) : bytes});
   }
-  for (const CopiedFile& file : job.copied_files)
-    table.add({file.path.string() + " (copied)", "", format_bytes(file.size_bytes)});
-  if (job.manifest)
+  for (const JobReport::File& file : report.files)
+    if (file.kind == JobReport::File::Kind::kCopied)
+      table.add({file.path + " (copied)", "", format_bytes(file.size_bytes)});
+  if (report.manifest)
     for (const char* name : {kManifestFile, kSha256SumsFile}) table.add({name, "", ""});
   return table;
 }
@@ -267,43 +220,41 @@ std::string mesh_text(const Mesh& mesh) {
 
 }  // namespace
 
-std::string read_text(const Program& program) {
-  const std::string all = format_bytes(program.read_bytes + program.check_bytes);
+std::string read_text(const JobReport& report) {
+  const std::string all = format_bytes(report.read_bytes + report.check_bytes);
   std::vector<std::string> parts;
-  if (program.check_bytes) parts.push_back(format_bytes(program.check_bytes) + " of replicas compared");
-  if (program.skipped_bytes) parts.push_back(format_bytes(program.skipped_bytes) + " of replicas not read");
-  if (program.dropped_bytes) parts.push_back(format_bytes(program.dropped_bytes) + " dropped");
+  if (report.check_bytes) parts.push_back(format_bytes(report.check_bytes) + " of replicas compared");
+  if (report.skipped_bytes) parts.push_back(format_bytes(report.skipped_bytes) + " of replicas not read");
+  if (report.dropped_bytes) parts.push_back(format_bytes(report.dropped_bytes) + " dropped");
   return parts.empty() ? all
-                       : fmt::format("{} ({} placed, {})", all, format_bytes(program.read_bytes), join(parts, ", "));
+                       : fmt::format("{} ({} placed, {})", all, format_bytes(report.read_bytes), join(parts, ", "));
 }
 
-std::string dry_run_text(const Job& job, const OutputSpace& space) {
-  const std::uint64_t written = job.output_bytes();
-  std::string text = fmt::format("{} (dry run: nothing is written)\n\n", job.command);
-  text += line("from", job.source_directory.string());
-  text += line("", fmt::format("{}{}, {} parameters, {} in {}", job.family.empty() ? "" : job.family + ", ",
-                               plural(job.source.tensor_count(), "tensor"), format_count(parameter_count(job.source)),
-                               format_bytes(file_bytes(job.source)), plural(job.source.files.size(), "file")));
-  if (const std::size_t states = state_count(job.source); states > 0)
+std::string dry_run_text(const JobReport& report) {
+  std::string text = fmt::format("{} (dry run: nothing is written)\n\n", report.command);
+  text += line("from", report.source);
+  text += line("", fmt::format("{}{}, {} parameters, {} in {}", report.family.empty() ? "" : report.family + ", ",
+                               plural(report.tensors, "tensor"), format_count(report.parameters),
+                               format_bytes(report.source_bytes), plural(report.source_files, "file")));
+  if (const std::uint64_t states = report.source_states; states > 0)
     text += line(
         "", fmt::format("with {} of the training run", states == 1 ? "1 entry" : fmt::format("{} entries", states)));
-  const bool has_ranks = job.layout->traits().has_ranks();
-  const std::string mesh = line("mesh", mesh_text(job.mesh));  // of the source if the target has whole tensors
-  if (!has_ranks && job.mesh.tp * job.mesh.pp * job.mesh.ep > 1) text += mesh;
-  for (const Applied& one : job.transforms)
+  const std::string mesh = line("mesh", mesh_text(report.mesh));
+  if (!report.has_ranks && report.mesh.tp * report.mesh.pp * report.mesh.ep > 1) text += mesh;
+  for (const Applied& one : report.transforms)
     text += line(name(one.transform),
                  plural(one.tensors, "tensor") + (one.dtype ? fmt::format(" to {}", name(*one.dtype)) : ""));
-  text += line("to", job.output_directory.string());
-  if (has_ranks) text += mesh;
-  if (job.partition) text += stages_text(job);
-  if (job.attention) text += heads_text(job);
+  text += line("to", report.output);
+  if (report.has_ranks) text += mesh;
+  if (!report.stages.empty()) text += stages_text(report);
+  if (report.attention) text += heads_text(*report.attention, report.mesh.tp);
   text += "\n";
-  const Table files = file_table(job, true);
-  text += (files.fits() ? files : file_table(job, false)).text() + "\n";
-  text += line("reads", read_text(job.program));
-  text += line("writes",
-               fmt::format("{} in {}; {} free on {}", format_bytes(written), plural(output_files(job).size(), "file"),
-                           format_bytes(space.free_bytes), space.file_system.string()));
+  const Table files = file_table(report, true);
+  text += (files.fits() ? files : file_table(report, false)).text() + "\n";
+  text += line("reads", read_text(report));
+  text += line("writes", fmt::format("{} in {}; {} free on {}", format_bytes(report.written_bytes),
+                                     plural(report.written_files, "file"), format_bytes(report.space.free_bytes),
+                                     report.space.file_system.string()));
   return text;
 }
 

@@ -70,47 +70,48 @@ TensorView view_of(const InspectArguments& arguments) {
   return view;
 }
 
-/// Reads the tensors' values for --stats and --digest.
-void read_values(Checkpoint& checkpoint, const InspectArguments& arguments, RunOptions options,
-                 std::vector<TensorRow>& rows, Together& together) {
-  const SourceMap& map = checkpoint.map;
+/// Reads the values of the report's tensors for --stats and --digest.
+void read_values(const SourceMap& map, const InspectArguments& arguments, RunOptions options, CheckpointReport& report,
+                 Together& together) {
   std::vector<Divergence> divergent;
   options.on_divergence = [&](Divergence one) { divergent.push_back(std::move(one)); };
   Progress progress;
   options.progress = &progress;
   std::vector<std::uint32_t> wanted;
   std::uint64_t bytes = 0;
-  for (const TensorRow& row : rows) {
-    wanted.push_back(row.logical);
-    bytes += num_bytes(map.logical[row.logical].dtype, map.logical[row.logical].shape).value_or(0);
+  for (const TensorReport& tensor : report.tensors) {
+    wanted.push_back(tensor.logical);
+    bytes += tensor.size_bytes();
   }
   if (arguments.stats && arguments.digest) bytes *= 2;
   {
     const ProgressBar bar(progress, bytes, "reading", arguments.progress, arguments.quiet);
     if (arguments.stats) {
       const std::vector<ValueSummary> values = compute_stats(map, wanted, options, together);
-      for (std::size_t i = 0; i < rows.size(); ++i) rows[i].values = values[i];
+      for (std::size_t i = 0; i < values.size(); ++i) report.tensors[i].values = values[i];
     }
     if (arguments.digest) {
       std::vector<TensorDigest> digests = compute_digests(map, wanted, options, false, together);
-      for (std::size_t i = 0; i < rows.size(); ++i) rows[i].digest = std::move(digests[i]);
+      for (std::size_t i = 0; i < digests.size(); ++i) report.tensors[i].digest = std::move(digests[i]);
     }
   }
-  for (std::string& note : divergent_notes(divergent)) checkpoint.notes.push_back(std::move(note));
+  for (std::string& note : divergent_notes(divergent)) report.notes.push_back(std::move(note));
 }
 
 /// Prints an overview of several adapters in one directory.
 void inspect_adapters(Files& files, const std::string& path, const FoundCheckpoint& found,
                       const InspectArguments& arguments) {
   validate_not_swapping(files, found.path);
-  std::vector<Checkpoint> adapters;
+  std::vector<CheckpointReport> adapters;
   adapters.reserve(found.adapter_shards.size());
   AdapterMetadataReader metadata(files);
-  for (const AdapterFolder& folder : found.adapter_shards)
-    adapters.push_back(read_sharded_adapter(files, folder, {ConfigUse::kLenient, {}, {}, {}}, metadata));
+  for (const AdapterFolder& folder : found.adapter_shards) {
+    const Checkpoint adapter = read_sharded_adapter(files, folder, {ConfigUse::kLenient, {}, {}, {}}, metadata);
+    adapters.push_back(report_on(path, adapter, matching_tensors(adapter.map, {})));
+  }
   adapters.front().notes.insert(adapters.front().notes.begin(), found.notes.begin(), found.notes.end());
   if (arguments.json) return print_output(to_text(adapters_document(path, adapters)));
-  for (const Checkpoint& adapter : adapters)
+  for (const CheckpointReport& adapter : adapters)
     if (!arguments.quiet) print_notes(adapter.notes);
   print_text(adapters_text(path, adapters));
 }
@@ -157,29 +158,24 @@ void inspect(const Command& command, const InspectArguments& arguments, Together
                           !arguments.filter.empty() || !arguments.sort.empty() || !arguments.limit.empty() ||
                           arguments.source.config;
   if (!one_wanted && found.adapter_shards.size() > 1) return inspect_adapters(files, path, found, arguments);
-  Checkpoint inspection = read_checkpoint(files, found,
-                                          {.use = ConfigUse::kLenient,
-                                           .family = family_spec(arguments),
-                                           .options = arguments.source_options,
-                                           .config = {config_of(arguments.source)},
-                                           .beside = Beside::kLook});
+  const Checkpoint checkpoint = read_checkpoint(files, found,
+                                                {.use = ConfigUse::kLenient,
+                                                 .family = family_spec(arguments),
+                                                 .options = arguments.source_options,
+                                                 .config = {config_of(arguments.source)},
+                                                 .beside = Beside::kLook});
   if (arguments.print_spec) {
-    if (!arguments.quiet) print_notes(inspection.notes);
-    return print_output(description_of(inspection));
+    if (!arguments.quiet) print_notes(checkpoint.notes);
+    return print_output(description_of(checkpoint));
   }
-  std::vector<TensorRow> rows = tensor_rows(inspection, matching_tensors(inspection.map, arguments.filter));
-  sort_rows(inspection.map, rows, view.order);
-  const std::vector<TensorRow> all = rows;
-  if ((view.each || arguments.json) && rows.size() > view.limit)
-    rows.erase(rows.begin() + static_cast<std::ptrdiff_t>(view.limit), rows.end());
-  if (rows.empty() && !arguments.filter.empty()) inspection.notes.emplace_back("--filter matches no tensor");
-  if (arguments.stats || arguments.digest) read_values(inspection, arguments, options, rows, together);
-  if (arguments.json) {
-    print_output(to_text(inspect_document(path, inspection, all, rows)));
-    return;
-  }
-  if (!arguments.quiet) print_notes(inspection.notes);
-  print_text(inspect_text(path, inspection, all, rows, view));
+  CheckpointReport report = report_on(path, checkpoint, matching_tensors(checkpoint.map, arguments.filter));
+  sort_tensors(report.tensors, view.order);
+  if ((view.each || arguments.json) && report.tensors.size() > view.limit) report.tensors.resize(view.limit);
+  if (report.tensors.empty() && !arguments.filter.empty()) report.notes.emplace_back("--filter matches no tensor");
+  if (arguments.stats || arguments.digest) read_values(checkpoint.map, arguments, options, report, together);
+  if (arguments.json) return print_output(to_text(inspect_document(report)));
+  if (!arguments.quiet) print_notes(report.notes);
+  print_text(inspect_text(report, view));
 }
 
 }  // namespace

@@ -20,21 +20,20 @@ Document values_document(const ValueSummary& v) {
           {"inf_count", v.inf_count}};
 }
 
-Document tensor_document(const SourceMap& map, const TensorRow& row) {
-  const LogicalTensor& tensor = map.logical[row.logical];
+Document tensor_document(const TensorReport& tensor) {
   Document json;
   json["name"] = tensor.name;
   json["dtype"] = name(tensor.dtype);
   json["shape"] = tensor.shape;
-  json["bytes"] = num_bytes(tensor.dtype, tensor.shape).value_or(0);
-  json["layout"] = name(row.label);
-  if (!row.stored_as.empty()) json["stored_as"] = row.stored_as;
-  json["pp_ranks"] = row.pp_ranks;
-  if (row.values) json["values"] = values_document(*row.values);
-  if (row.digest) {
-    json["sha256"] = to_hex(row.digest->digest);
-    if (!row.digest->leaves.empty()) json["leaves"] = Document::array();
-    for (const Sha256Digest& leaf : row.digest->leaves) json["leaves"].push_back(to_hex(leaf));
+  json["bytes"] = tensor.size_bytes();
+  json["layout"] = name(tensor.label);
+  if (!tensor.stored_as.empty()) json["stored_as"] = tensor.stored_as;
+  json["pp_ranks"] = tensor.pp_ranks;
+  if (tensor.values) json["values"] = values_document(*tensor.values);
+  if (tensor.digest) {
+    json["sha256"] = to_hex(tensor.digest->digest);
+    if (!tensor.digest->leaves.empty()) json["leaves"] = Document::array();
+    for (const Sha256Digest& leaf : tensor.digest->leaves) json["leaves"].push_back(to_hex(leaf));
   }
   return json;
 }
@@ -101,78 +100,78 @@ Document optimizer_document(const OptimizerSummary& optimizer) {
   return json;
 }
 
+Document beside_document(const BesideModel& beside) {
+  Document json{{"optimizer", {{"tensors", beside.optimizer.tensors}, {"bytes", beside.optimizer.bytes}}},
+                {"other", {{"tensors", beside.other.tensors}, {"bytes", beside.other.bytes}}},
+                {"unread_files", {{"files", beside.files}, {"bytes", beside.file_bytes}}}};
+  if (!beside.states.empty()) {
+    json["optimizer_states"] = states_document(beside.states);
+    json["optimizer_groups"] = groups_document(beside.groups);
+    json["optimizer_step"] = step_document(beside.step);
+  }
+  if (beside.summary) json["training_states"] = optimizer_document(*beside.summary);
+  if (!beside.unreadable.empty()) json["unreadable"] = with_options(beside.unreadable);
+  return json;
+}
+
+Document mesh_document(const Mesh& mesh) {
+  return {{"tp", mesh.tp}, {"pp", mesh.pp}, {"ep", mesh.ep}};
+}
+
 }  // namespace
 
-Document adapters_document(const std::string& path, const std::vector<Checkpoint>& adapters) {
+Document adapters_document(const std::string& path, const std::vector<CheckpointReport>& adapters) {
   Document json;
   json["command"] = "inspect";
   json["path"] = path;
   json["kind"] = "adapters";
   json["adapters"] = Document::array();
   json["notes"] = Document::array();
-  for (const Checkpoint& adapter : adapters) {
-    const Totals totals = totals_of(adapter.map);
-    json["adapters"].push_back({{"name", adapter.adapters.front().name},
-                                {"path", adapter.directory.string()},
+  for (const CheckpointReport& adapter : adapters) {
+    json["adapters"].push_back({{"name", adapter.adapters.front()},
+                                {"path", adapter.directory},
                                 {"format", name(adapter.format)},
-                                {"mesh", {{"tp", adapter.mesh.tp}, {"pp", adapter.mesh.pp}, {"ep", adapter.mesh.ep}}},
-                                {"tensor_count", totals.tensors},
-                                {"parameters", totals.elems},
-                                {"bytes", totals.bytes}});
+                                {"mesh", mesh_document(*adapter.mesh)},
+                                {"tensor_count", adapter.totals.tensors},
+                                {"parameters", adapter.totals.elems},
+                                {"bytes", adapter.totals.bytes}});
     for (const std::string& note : adapter.notes) json["notes"].push_back(note);
   }
   return json;
 }
 
-Document inspect_document(const std::string& path, const Checkpoint& inspection, const std::vector<TensorRow>& all,
-                          const std::vector<TensorRow>& shown) {
-  const Totals totals = totals_of(inspection.map, all);
+Document inspect_document(const CheckpointReport& report) {
   Document json;
   json["command"] = "inspect";
-  json["path"] = path;
-  json["kind"] = what_name(inspection);
-  if (inspection.adapters.size() == 1) json["adapter"] = inspection.adapters.front().name;
-  if (inspection.adapters.size() > 1)
-    for (const Adapter& adapter : inspection.adapters) json["adapters"].push_back(adapter.name);
-  json["format"] = name(inspection.format);
-  json["model_type"] = inspection.model_type.empty() ? Document(nullptr) : Document(inspection.model_type);
-  if (inspection.model && !inspection.model->quant_method.empty())
-    json["quant_method"] = inspection.model->quant_method;
-  json["tensor_count"] = totals.tensors;
-  json["parameters"] = totals.elems;
-  json["bytes"] = totals.bytes;
+  json["path"] = report.path;
+  json["kind"] = report.kind;
+  if (report.adapters.size() == 1) json["adapter"] = report.adapters.front();
+  if (report.adapters.size() > 1) json["adapters"] = report.adapters;
+  json["format"] = name(report.format);
+  json["model_type"] = report.model_type.empty() ? Document(nullptr) : Document(report.model_type);
+  if (!report.quant_method.empty()) json["quant_method"] = report.quant_method;
+  json["tensor_count"] = report.totals.tensors;
+  json["parameters"] = report.totals.elems;
+  json["bytes"] = report.totals.bytes;
   json["dtypes"] = Document::object();
-  for (const auto& [dtype, part] : totals_by_dtype(inspection.map, all))
+  for (const auto& [dtype, part] : report.by_dtype)
     json["dtypes"][std::string(name(dtype))] = {
         {"tensors", part.tensors}, {"parameters", part.elems}, {"bytes", part.bytes}};
   json["metadata"] = Document::object();
-  for (const auto& [key, value] : inspection.file_metadata) json["metadata"][key] = value;
-  if (inspection.has_mesh()) {
-    json["mesh"] = {{"tp", inspection.mesh.tp}, {"pp", inspection.mesh.pp}, {"ep", inspection.mesh.ep}};
+  for (const auto& [key, value] : report.metadata) json["metadata"][key] = value;
+  if (report.mesh) {
+    json["mesh"] = mesh_document(*report.mesh);
     json["ranks"] = Document::array();
-    for (const RankBytes& rank : rank_bytes(inspection.map))
+    for (const RankBytes& rank : report.ranks)
       json["ranks"].push_back(
           {{"tp_rank", rank.tp_rank}, {"pp_rank", rank.pp_rank}, {"ep_rank", rank.ep_rank}, {"bytes", rank.bytes}});
   }
-  if (inspection.beside_model) {
-    const BesideModel& beside = *inspection.beside_model;
-    json["beside_model"] = {{"optimizer", {{"tensors", beside.optimizer.tensors}, {"bytes", beside.optimizer.bytes}}},
-                            {"other", {{"tensors", beside.other.tensors}, {"bytes", beside.other.bytes}}},
-                            {"unread_files", {{"files", beside.files}, {"bytes", beside.file_bytes}}}};
-    if (!beside.states.empty()) {
-      json["beside_model"]["optimizer_states"] = states_document(beside.states);
-      json["beside_model"]["optimizer_groups"] = groups_document(beside.groups);
-      json["beside_model"]["optimizer_step"] = step_document(beside.step);
-    }
-    if (beside.summary) json["beside_model"]["training_states"] = optimizer_document(*beside.summary);
-    if (!beside.unreadable.empty()) json["beside_model"]["unreadable"] = with_options(beside.unreadable);
-  }
+  if (report.beside_model) json["beside_model"] = beside_document(*report.beside_model);
   json["files"] = Document::array();
-  for (const SourceFile& file : inspection.map.files)
-    json["files"].push_back({{"path", file.path.string()}, {"bytes", file.size_bytes}});
+  for (const auto& [path, bytes] : report.files) json["files"].push_back({{"path", path}, {"bytes", bytes}});
   json["tensors"] = Document::array();
-  for (const TensorRow& row : shown) json["tensors"].push_back(tensor_document(inspection.map, row));
-  json["notes"] = with_options(inspection.notes);
+  for (const TensorReport& tensor : report.tensors) json["tensors"].push_back(tensor_document(tensor));
+  json["notes"] = with_options(report.notes);
   return json;
 }
 

@@ -11,7 +11,6 @@
 #include "option_names.h"
 #include "reshard/base/strings.h"
 #include "reshard/layouts/peft/sharded_adapter.h"
-#include "reshard/layouts/ranks/record_validation.h"
 #include "reshard/specs/peft/adapter_metadata.h"
 #include "table.h"
 
@@ -20,8 +19,8 @@ namespace {
 
 using Align = Table::Align;
 
-std::string layout_text(const TensorRow& row, const std::string& stored_as) {
-  return stored_as.empty() ? std::string(name(row.label)) : fmt::format("{} ({})", name(row.label), stored_as);
+std::string layout_text(PartitionLabel label, const std::string& stored_as) {
+  return stored_as.empty() ? std::string(name(label)) : fmt::format("{} ({})", name(label), stored_as);
 }
 
 std::string shape_text(const Dims& shape) {
@@ -30,41 +29,29 @@ std::string shape_text(const Dims& shape) {
   return shape.empty() ? "scalar" : fmt::format("{}", fmt::join(shape, "×"));
 }
 
-/// "2 adapters of PEFT (default, other)"
-std::string adapters_found(const std::vector<Adapter>& adapters) {
-  std::vector<std::string> names;
-  for (const Adapter& adapter : adapters) names.push_back(adapter.name);
-  return fmt::format("{} adapters of PEFT ({})", names.size(), list_names(names));
-}
-
-std::string what_text(const Checkpoint& inspection) {
+std::string what_text(const CheckpointReport& report) {
   std::set<std::string> paths;  // a file may occur several times, once per compressed item
-  for (const SourceFile& file : inspection.map.files) paths.insert(file.path.string());
-  const std::size_t files = paths.size();
-  const std::string_view format = name(inspection.format);
-  std::string model =
-      inspection.model_type.empty() ? "" : fmt::format(" of a {} model", printable(inspection.model_type));
-  if (inspection.model && !inspection.model->quant_method.empty())
-    model += fmt::format(" quantised by {}", printable(inspection.model->quant_method));
-  for (const SourceFile& file : inspection.map.files)
-    if (file.record && !inspection.has_ranks())
-      return fmt::format("{} of a sharded checkpoint{}, {} {} file{}", describe_rank(*file.record), model, files,
-                         format, files == 1 ? "" : "s");
-  if (inspection.layout == nullptr && inspection.adapters.size() > 1)
-    return fmt::format("{}, {} {} files", adapters_found(inspection.adapters), files, format);
-  if (inspection.layout == nullptr) return fmt::format("{} file", format);
-  if (!inspection.has_ranks())
-    return fmt::format("Hugging Face checkpoint{}, {} {} file{}", model, files, format, files == 1 ? "" : "s");
-  const Mesh& mesh = inspection.mesh;
-  const std::uint64_t ranks = std::uint64_t{mesh.tp} * mesh.pp * mesh.ep;
+  for (const auto& [path, bytes] : report.files) paths.insert(path);
+  const std::string_view format = name(report.format);
+  const std::string files = fmt::format("{} {} file{}", paths.size(), format, paths.size() == 1 ? "" : "s");
+  std::string model = report.model_type.empty() ? "" : fmt::format(" of a {} model", printable(report.model_type));
+  if (!report.quant_method.empty()) model += fmt::format(" quantised by {}", printable(report.quant_method));
+  if (report.record && !report.has_ranks)
+    return fmt::format("{} of a sharded checkpoint{}, {}", describe_rank(*report.record), model, files);
+  if (report.layout.empty() && report.adapters.size() > 1)
+    return fmt::format("{} adapters of PEFT ({}), {} {} files", report.adapters.size(), list_names(report.adapters),
+                       paths.size(), format);
+  if (report.layout.empty()) return fmt::format("{} file", format);
+  if (!report.has_ranks) return fmt::format("Hugging Face checkpoint{}, {}", model, files);
   const std::string what =
-      !inspection.adapters.empty() ? "adapter " + printable(inspection.adapters.front().name) : "checkpoint" + model;
-  if (!inspection.has_mesh())
-    return fmt::format("sharded {} ({}, {}), {} file{}", what, inspection.layout->traits().name, format, files,
-                       files == 1 ? "" : "s");
-  return fmt::format("sharded {} ({}, {}), tp {} × pp {}{}, {} rank{}", what, inspection.layout->traits().name, format,
-                     mesh.tp, mesh.pp, mesh.ep > 1 ? fmt::format(" × ep {}", mesh.ep) : "", ranks,
-                     ranks == 1 ? "" : "s");
+      !report.adapters.empty() ? "adapter " + printable(report.adapters.front()) : "checkpoint" + model;
+  if (!report.mesh)
+    return fmt::format("sharded {} ({}, {}), {} file{}", what, report.layout, format, paths.size(),
+                       paths.size() == 1 ? "" : "s");
+  const Mesh& mesh = *report.mesh;
+  const std::uint64_t ranks = std::uint64_t{mesh.tp} * mesh.pp * mesh.ep;
+  return fmt::format("sharded {} ({}, {}), tp {} × pp {}{}, {} rank{}", what, report.layout, format, mesh.tp, mesh.pp,
+                     mesh.ep > 1 ? fmt::format(" × ep {}", mesh.ep) : "", ranks, ranks == 1 ? "" : "s");
 }
 
 /// "in addition to the model: 63 optimizer tensors, 197 kB"
@@ -130,44 +117,43 @@ std::string optimizer_text(const OptimizerSummary& optimizer) {
   return all;
 }
 
-/// The merged rows of one line of the table.
+/// The merged tensors of one line of the table.
 struct Line {
   std::string name;
   Totals totals;
   std::vector<std::uint64_t> pp_ranks;
   std::optional<ValueSummary> values;
-  const TensorRow* first = nullptr;
-  std::string stored_as = {};  // with stars for the numbers in which the rows differ
+  const TensorReport* first = nullptr;
+  std::string stored_as = {};  // with stars for the numbers in which the tensors differ
 };
 
-Line make_line(const SourceMap& map, const std::vector<TensorRow>& rows, const Folded& folded) {
-  Line line{folded.name, {}, {}, {}, &rows[folded.members.front()]};
+Line make_line(const std::vector<TensorReport>& tensors, const Folded& folded) {
+  Line line{folded.name, {}, {}, {}, &tensors[folded.members.front()]};
   line.stored_as = folded.members.size() > 1 ? without_numbers(line.first->stored_as) : line.first->stored_as;
   std::set<std::uint64_t> pp_ranks;
   for (const std::uint32_t member : folded.members) {
-    const TensorRow& row = rows[member];
-    line.totals.add(map.logical[row.logical]);
-    pp_ranks.insert(row.pp_ranks.begin(), row.pp_ranks.end());
-    if (!row.values) continue;
+    const TensorReport& tensor = tensors[member];
+    line.totals.add(tensor.dtype, tensor.shape);
+    pp_ranks.insert(tensor.pp_ranks.begin(), tensor.pp_ranks.end());
+    if (!tensor.values) continue;
     if (!line.values) line.values.emplace();
-    line.values->append(*row.values);
+    line.values->append(*tensor.values);
   }
   line.pp_ranks.assign(pp_ranks.begin(), pp_ranks.end());
   return line;
 }
 
 /// Returns the lines of the table, in the order of the view. Does not apply its limit.
-std::vector<Line> make_lines(const SourceMap& map, const std::vector<TensorRow>& rows, const TensorView& view) {
+std::vector<Line> make_lines(const std::vector<TensorReport>& tensors, const TensorView& view) {
   std::vector<Foldable> items;
-  for (const TensorRow& row : rows) {
-    const LogicalTensor& tensor = map.logical[row.logical];
-    const std::string key = view.each ? std::to_string(row.logical)
+  for (const TensorReport& tensor : tensors) {
+    const std::string key = view.each ? std::to_string(tensor.logical)
                                       : fmt::format("{} {} {}", name(tensor.dtype), to_string(tensor.shape),
-                                                    layout_text(row, without_numbers(row.stored_as)));
+                                                    layout_text(tensor.label, without_numbers(tensor.stored_as)));
     items.push_back({tensor.name, key});
   }
   std::vector<Line> lines;
-  for (const Folded& folded : fold(items)) lines.push_back(make_line(map, rows, folded));
+  for (const Folded& folded : fold(items)) lines.push_back(make_line(tensors, folded));
   if (view.order == TensorOrder::kSize)
     std::stable_sort(lines.begin(), lines.end(),
                      [](const Line& a, const Line& b) { return a.totals.bytes > b.totals.bytes; });
@@ -187,9 +173,9 @@ std::string cut(std::vector<Line>& lines, const TensorView& view) {
   return more_lines(left);
 }
 
-/// Returns the table of tensors. `full` adds columns that may not fit a narrow terminal.
-Table tensor_table(const Checkpoint& inspection, const std::vector<Line>& lines, bool full) {
-  const bool ranks = inspection.has_mesh();
+/// Returns the table of tensors. `ranks` adds the columns of a sharded checkpoint, `full` those that may not fit a
+/// narrow terminal.
+Table tensor_table(const std::vector<Line>& lines, bool ranks, bool full) {
   std::vector<std::pair<std::string, Align>> columns{{"tensor", Align::kLeft}};
   if (full) columns.push_back({"dtype", Align::kLeft});
   columns.push_back({"shape", Align::kLeft});
@@ -197,11 +183,10 @@ Table tensor_table(const Checkpoint& inspection, const std::vector<Line>& lines,
   columns.push_back({"bytes", Align::kRight});
   Table table(std::move(columns));
   for (const Line& line : lines) {
-    const LogicalTensor& tensor = inspection.map.logical[line.first->logical];
     std::vector<std::string> cells{printable(line.name)};
-    if (full) cells.push_back(std::string(name(tensor.dtype)));
-    cells.push_back(shape_text(tensor.shape));
-    if (ranks) cells.push_back(full ? layout_text(*line.first, line.stored_as) : name(line.first->label));
+    if (full) cells.push_back(std::string(name(line.first->dtype)));
+    cells.push_back(shape_text(line.first->shape));
+    if (ranks) cells.push_back(full ? layout_text(line.first->label, line.stored_as) : name(line.first->label));
     if (ranks) cells.push_back(list_ranges(line.pp_ranks));
     cells.push_back(format_bytes(line.totals.bytes));
     table.add(std::move(cells));
@@ -210,14 +195,13 @@ Table tensor_table(const Checkpoint& inspection, const std::vector<Line>& lines,
 }
 
 /// Describes the ranks' fused tensors: "gate_up_proj: gate_proj, up_proj".
-std::string joined_text(const SourceMap& map, const std::vector<TensorRow>& rows) {
+std::string joined_text(const std::vector<TensorReport>& tensors) {
   std::map<std::string, std::vector<std::string>> parts_of;
-  for (const TensorRow& row : rows) {
-    const std::string& name = map.logical[row.logical].name;
-    const auto lora = lora_name(name);  // an adapter's tensors are one level below the linear
-    const std::vector<std::string> path = split(lora ? lora->module + ".weight" : name, '.');
-    if (row.stored_as.empty() || path.size() < 2) continue;
-    std::vector<std::string>& parts = parts_of[row.stored_as];
+  for (const TensorReport& tensor : tensors) {
+    const auto lora = lora_name(tensor.name);  // an adapter's tensors are one level below the linear
+    const std::vector<std::string> path = split(lora ? lora->module + ".weight" : tensor.name, '.');
+    if (tensor.stored_as.empty() || path.size() < 2) continue;
+    std::vector<std::string>& parts = parts_of[tensor.stored_as];
     if (std::find(parts.begin(), parts.end(), path[path.size() - 2]) == parts.end())
       parts.push_back(path[path.size() - 2]);
   }
@@ -229,18 +213,19 @@ std::string joined_text(const SourceMap& map, const std::vector<TensorRow>& rows
 
 /// Returns the full table if it fits. Otherwise omits a dtype that all tensors share (it is shown above the table), and
 /// then the tensors' names on the ranks.
-std::string fitting_tensor_table(const Checkpoint& inspection, const std::vector<TensorRow>& rows,
-                                 const TensorView& view) {
-  std::vector<Line> lines = make_lines(inspection.map, rows, view);
+std::string fitting_tensor_table(const CheckpointReport& report, const TensorView& view) {
+  std::vector<Line> lines = make_lines(report.tensors, view);
   const std::string rest = cut(lines, view);
-  const Table full = tensor_table(inspection, lines, true);
-  const bool one_dtype = totals_by_dtype(inspection.map, rows).size() == 1;
+  const bool ranks = report.mesh.has_value();
+  const Table full = tensor_table(lines, ranks, true);
+  const bool one_dtype = std::all_of(report.tensors.begin(), report.tensors.end(), [&](const TensorReport& tensor) {
+    return tensor.dtype == report.tensors.front().dtype;
+  });
   if (full.fits() || !one_dtype) return full.text() + rest;
-  return tensor_table(inspection, lines, false).text() + rest +
-         (inspection.has_mesh() ? joined_text(inspection.map, rows) : std::string());
+  return tensor_table(lines, ranks, false).text() + rest + (ranks ? joined_text(report.tensors) : std::string());
 }
 
-std::string stats_table(const Checkpoint& inspection, const std::vector<TensorRow>& rows, const TensorView& view) {
+std::string stats_table(const CheckpointReport& report, const TensorView& view) {
   Table table({{"tensor", Align::kLeft},
                {"dtype", Align::kLeft},
                {"min", Align::kRight},
@@ -248,13 +233,12 @@ std::string stats_table(const Checkpoint& inspection, const std::vector<TensorRo
                {"mean", Align::kRight},
                {"nan", Align::kRight},
                {"inf", Align::kRight}});
-  std::vector<Line> lines = make_lines(inspection.map, rows, view);
+  std::vector<Line> lines = make_lines(report.tensors, view);
   const std::string rest = cut(lines, view);
   for (const Line& line : lines) {
-    const LogicalTensor& tensor = inspection.map.logical[line.first->logical];
     const ValueSummary& v = *line.values;
     const bool any = v.count > v.nan_count;
-    table.add({printable(line.name), std::string(name(tensor.dtype)), any ? number_text(v.min) : "-",
+    table.add({printable(line.name), std::string(name(line.first->dtype)), any ? number_text(v.min) : "-",
                any ? number_text(v.max) : "-", v.finite_count ? number_text(v.mean()) : "-",
                std::to_string(v.nan_count), std::to_string(v.inf_count)});
   }
@@ -262,20 +246,17 @@ std::string stats_table(const Checkpoint& inspection, const std::vector<TensorRo
 }
 
 /// Sorted by name unless the view has another order, so that `diff` can compare two of these tables.
-std::string digest_table(const Checkpoint& inspection, std::vector<TensorRow> rows, const TensorView& view) {
-  if (view.order == TensorOrder::kStored) sort_rows(inspection.map, rows, TensorOrder::kName);
+std::string digest_table(std::vector<TensorReport> tensors, const TensorView& view) {
+  if (view.order == TensorOrder::kStored) sort_tensors(tensors, TensorOrder::kName);
   std::string text;
-  for (const TensorRow& row : rows) {
-    const LogicalTensor& tensor = inspection.map.logical[row.logical];
-    text += fmt::format("{}  {} {} {}\n", to_hex(row.digest->digest), printable(tensor.name), name(tensor.dtype),
+  for (const TensorReport& tensor : tensors)
+    text += fmt::format("{}  {} {} {}\n", to_hex(tensor.digest->digest), printable(tensor.name), name(tensor.dtype),
                         to_string(tensor.shape));
-  }
   return text;
 }
 
 /// One line per pipeline rank: the size of its ranks and their balance.
-std::string ranks_table(const Checkpoint& inspection) {
-  const std::vector<RankBytes> ranks = rank_bytes(inspection.map);
+std::string ranks_table(const CheckpointReport& report) {
   Table table({{"pp rank", Align::kLeft},
                {"ranks", Align::kRight},
                {"least", Align::kRight},
@@ -283,7 +264,7 @@ std::string ranks_table(const Checkpoint& inspection) {
                {"all", Align::kRight}});
   const auto add = [&](const std::string& label, const auto& belongs) {
     std::uint64_t least = UINT64_MAX, most = 0, all = 0, count = 0;
-    for (const RankBytes& rank : ranks) {
+    for (const RankBytes& rank : report.ranks) {
       if (!belongs(rank)) continue;
       least = std::min(least, rank.bytes);
       most = std::max(most, rank.bytes);
@@ -294,7 +275,7 @@ std::string ranks_table(const Checkpoint& inspection) {
     table.add({label, std::to_string(count), format_bytes(least), format_bytes(most), format_bytes(all)});
     return std::array{least, most, all, count};
   };
-  for (std::uint32_t p = 0; p < inspection.mesh.pp; ++p)
+  for (std::uint32_t p = 0; p < report.mesh->pp; ++p)
     add(std::to_string(p), [p](const RankBytes& rank) { return rank.pp_rank == p; });
   const auto [least, most, all, count] = add("all", [](const RankBytes&) { return true; });
   const double mean = static_cast<double>(all) / static_cast<double>(count);
@@ -308,7 +289,7 @@ std::string ranks_table(const Checkpoint& inspection) {
 
 }  // namespace
 
-std::string adapters_text(const std::string& path, const std::vector<Checkpoint>& adapters) {
+std::string adapters_text(const std::string& path, const std::vector<CheckpointReport>& adapters) {
   Table table({{"adapter", Align::kLeft},
                {"folder", Align::kLeft},
                {"format", Align::kLeft},
@@ -316,46 +297,46 @@ std::string adapters_text(const std::string& path, const std::vector<Checkpoint>
                {"pp", Align::kRight},
                {"tensors", Align::kRight},
                {"bytes", Align::kRight}});
-  for (const Checkpoint& adapter : adapters) {
-    const Totals totals = totals_of(adapter.map);
-    table.add({printable(adapter.adapters.front().name), printable(adapter.directory.filename().string()),
-               std::string(name(adapter.format)), std::to_string(adapter.mesh.tp), std::to_string(adapter.mesh.pp),
-               std::to_string(totals.tensors), format_bytes(totals.bytes)});
-  }
+  for (const CheckpointReport& adapter : adapters)
+    table.add({printable(adapter.adapters.front()),
+               printable(std::filesystem::path(adapter.directory).filename().string()),
+               std::string(name(adapter.format)), std::to_string(adapter.mesh->tp), std::to_string(adapter.mesh->pp),
+               std::to_string(adapter.totals.tensors), format_bytes(adapter.totals.bytes)});
   return fmt::format("{}: {} sharded adapters; give the folder of one to see what it contains\n\n", printable(path),
                      adapters.size()) +
          table.text();
 }
 
-std::string inspect_text(const std::string& path, const Checkpoint& inspection, const std::vector<TensorRow>& all,
-                         const std::vector<TensorRow>& rows, const TensorView& view) {
+std::string inspect_text(const CheckpointReport& report, const TensorView& view) {
+  const bool has_digests = !report.tensors.empty() && report.tensors.front().digest.has_value();
+  const bool has_values = !report.tensors.empty() && report.tensors.front().values.has_value();
   // Without other output, so that the digests of two checkpoints can be compared with diff.
-  if (!rows.empty() && rows.front().digest && !rows.front().values) return digest_table(inspection, rows, view);
-  const Totals totals = totals_of(inspection.map, all);
-  std::string text = fmt::format("{}: {}\n", printable(path), what_text(inspection));
-  text += fmt::format(
-      "{} tensor{}{}, {} parameters, {}\n", totals.tensors, totals.tensors == 1 ? "" : "s",
-      all.size() == inspection.map.tensor_count() ? "" : fmt::format(" of {}", inspection.map.tensor_count()),
-      format_count(totals.elems), format_bytes(totals.bytes));
-  for (const auto& [dtype, part] : totals_by_dtype(inspection.map, all))
+  if (has_digests && !has_values) return digest_table(report.tensors, view);
+  const Totals& totals = report.totals;
+  std::string text = fmt::format("{}: {}\n", printable(report.path), what_text(report));
+  text += fmt::format("{} tensor{}{}, {} parameters, {}\n", totals.tensors, totals.tensors == 1 ? "" : "s",
+                      totals.tensors == report.tensor_count ? "" : fmt::format(" of {}", report.tensor_count),
+                      format_count(totals.elems), format_bytes(totals.bytes));
+  for (const auto& [dtype, part] : report.by_dtype)
     text += fmt::format("  {:<12} {:>7} tensor{}  {:>8} parameters  {:>8}\n", name(dtype), part.tensors,
                         part.tensors == 1 ? " " : "s", format_count(part.elems), format_bytes(part.bytes));
-  if (inspection.beside_model && !inspection.beside_model->empty())
-    text += wrap(beside_text(*inspection.beside_model), 2) + "\n";
-  if (inspection.beside_model && !inspection.beside_model->states.empty())
-    text += metadata_text(*inspection.beside_model);
-  if (inspection.beside_model && inspection.beside_model->summary)
-    text += optimizer_text(*inspection.beside_model->summary);
-  if (inspection.beside_model && !inspection.beside_model->unreadable.empty())
-    text += wrap("the optimizer cannot be read: " + with_options(inspection.beside_model->unreadable), 2) + "\n";
-  for (const auto& [key, value] : inspection.file_metadata)
+  if (report.beside_model) {
+    const BesideModel& beside = *report.beside_model;
+    if (!beside.empty()) text += wrap(beside_text(beside), 2) + "\n";
+    if (!beside.states.empty()) text += metadata_text(beside);
+    if (beside.summary) text += optimizer_text(*beside.summary);
+    if (!beside.unreadable.empty())
+      text += wrap("the optimizer cannot be read: " + with_options(beside.unreadable), 2) + "\n";
+  }
+  for (const auto& [key, value] : report.metadata)
     text += wrap(fmt::format("  metadata {}: {}", printable(key), printable(value)), 4) + "\n";
-  if (!rows.empty() && rows.front().digest) text += "\n" + digest_table(inspection, rows, view);
-  if (!rows.empty() && (rows.front().values || !rows.front().digest))
-    text += "\n" +
-            (rows.front().values ? stats_table(inspection, rows, view) : fitting_tensor_table(inspection, rows, view));
-  if (all.size() > rows.size()) text += more_lines(all.size() - rows.size());
-  if (inspection.has_mesh()) text += "\n" + ranks_table(inspection);
+  if (has_digests) text += "\n" + digest_table(report.tensors, view);
+  if (has_values)
+    text += "\n" + stats_table(report, view);
+  else if (!report.tensors.empty())
+    text += "\n" + fitting_tensor_table(report, view);
+  if (totals.tensors > report.tensors.size()) text += more_lines(totals.tensors - report.tensors.size());
+  if (report.mesh) text += "\n" + ranks_table(report);
   return text;
 }
 

@@ -5,10 +5,6 @@
 
 #include "option_names.h"
 #include "progress.h"
-#include "reshard/plan/job/fingerprint.h"
-#include "reshard/plan/proof/job_manifest.h"
-#include "reshard/plan/proof/manifest.h"
-#include "run_job.h"
 
 namespace reshard::cli {
 namespace {
@@ -39,34 +35,10 @@ Document attention_document(const AttentionReport& report) {
   return json;
 }
 
-Document stages_document(const PipelinePartition& partition) {
-  Document stages = Document::array();
-  for (std::uint32_t s = 0; s < partition.stages(); ++s)
-    stages.push_back({{"stage", s},
-                      {"pp_rank", partition.rank_of_stage(s)},
-                      {"first_layer", partition.first[s]},
-                      {"last_layer", partition.first[s + 1] - 1}});
-  return stages;
-}
-
-/// Options by name; numbers and switches keep their types.
-Document options_document(const Job& job) {
-  Document json = Document::object();
-  for (const LayoutOption* option : job.layout->options())
-    if (const auto value = given_option(job, *option))
-      json[option->name] = std::visit([](const auto& one) { return Document(one); }, *value);
-  return json;
-}
-
-/// Training state that is written with the model; null if the target has no such state.
-Document states_document(const TargetMap& target) {
-  std::uint64_t entries = 0, bytes = 0;
-  for (const LogicalTensor& tensor : target.logical) {
-    if (tensor.constant() || tensor.role == TensorRole::kParameter) continue;
-    ++entries;
-    bytes += num_bytes(tensor.dtype, tensor.shape).value_or(0);
-  }
-  return entries > 0 ? Document{{"entries", entries}, {"bytes", bytes}} : Document(nullptr);
+/// "weights", "metadata" or "copied"
+const char* name(JobReport::File::Kind kind) {
+  constexpr const char* kNames[] = {"weights", "metadata", "copied"};
+  return kNames[static_cast<std::size_t>(kind)];
 }
 
 Document transforms_document(const std::vector<Applied>& transforms) {
@@ -76,17 +48,6 @@ Document transforms_document(const std::vector<Applied>& transforms) {
     if (one.dtype) all.back()["dtype"] = name(*one.dtype);
   }
   return all;
-}
-
-Document files_document(const Job& job) {
-  Document files = Document::array();
-  const auto add = [&](const std::filesystem::path& path, std::uint64_t bytes, const char* kind) {
-    files.push_back({{"path", path.string()}, {"bytes", bytes}, {"kind", kind}});
-  };
-  for (const TargetFile& file : job.target.files) add(file.path, file.size_bytes, "weights");
-  for (const TextFile& file : job.text_files) add(file.path, file.text.size(), "metadata");
-  for (const CopiedFile& file : job.copied_files) add(file.path, file.size_bytes, "copied");
-  return files;
 }
 
 }  // namespace
@@ -106,50 +67,50 @@ double bytes_per_second(const RunResult& result) {
   return result.seconds > 0 ? static_cast<double>(written) / result.seconds : 0;
 }
 
-Document job_document(const Job& job, const OutputSpace& space, const RunResult* result) {
+Document job_document(const JobReport& report) {
   Document json;
-  json["command"] = job.command;
-  json["dry_run"] = result == nullptr;
-  json["source"] = job.source_directory.string();
-  json["output"] = job.output_directory.string();
-  json["layout"] = job.layout->traits().name;
-  json["options"] = options_document(job);
-  json["model_type"] = job.family.empty() ? Document(nullptr) : Document(job.family);
-  json["mesh"] = {{"tp", job.mesh.tp}, {"pp", job.mesh.pp}, {"vpp", job.mesh.vpp}, {"ep", job.mesh.ep}};
-  if (job.mesh.fsdp) json["mesh"]["fsdp"] = *job.mesh.fsdp;
-  if (job.mesh.dp) json["mesh"]["dp"] = *job.mesh.dp;
-  if (job.partition) {
-    json["pipeline_cuts"] = job.cut_names;
-    json["stages"] = stages_document(*job.partition);
-  }
-  if (job.attention) json["attention"] = attention_document(*job.attention);
-  json["tensors"] = job.source.tensor_count();
-  json["transforms"] = transforms_document(job.transforms);
-  if (Document states = states_document(job.target); !states.is_null()) json["states"] = std::move(states);
-  if (result == nullptr) json["fingerprint"] = to_string(fingerprint_of(job));
-  json["bytes"] = {{"read", job.program.read_bytes + job.program.check_bytes},
-                   {"placed", job.program.read_bytes},
-                   {"compared", job.program.check_bytes},
-                   {"not_read", job.program.skipped_bytes},
-                   {"dropped", job.program.dropped_bytes},
-                   {"written", job.output_bytes()},
-                   {"free", space.free_bytes}};
-  json["files"] = files_document(job);
-  if (job.manifest) json["manifest"] = {kManifestFile, kSha256SumsFile};
-  json["notes"] = with_options(job.notes);
-  for (const std::string& note : mean_notes(job, result)) json["notes"].push_back(with_options(note));
-  if (result != nullptr) {
-    for (const std::string& note : divergent_notes(result->divergent)) json["notes"].push_back(with_options(note));
-    for (const std::string& note : loss_notes(*result)) json["notes"].push_back(with_options(note));
-    for (const std::string& note : result->notes) json["notes"].push_back(with_options(note));
-    json["divergent_replicas"] = divergent_document(result->divergent);
-    json["resumed_bytes"] = result->resumed_bytes;
-    json["seconds"] = result->seconds;
-    json["bytes_per_second"] = bytes_per_second(*result);
+  json["command"] = report.command;
+  json["dry_run"] = report.result == nullptr;
+  json["source"] = report.source;
+  json["output"] = report.output;
+  json["layout"] = report.layout;
+  json["options"] = Document::object();
+  for (const auto& [name, value] : report.options)
+    json["options"][name] = std::visit([](const auto& one) { return Document(one); }, value);
+  json["model_type"] = report.family.empty() ? Document(nullptr) : Document(report.family);
+  json["mesh"] = {{"tp", report.mesh.tp}, {"pp", report.mesh.pp}, {"vpp", report.mesh.vpp}, {"ep", report.mesh.ep}};
+  if (report.mesh.fsdp) json["mesh"]["fsdp"] = *report.mesh.fsdp;
+  if (report.mesh.dp) json["mesh"]["dp"] = *report.mesh.dp;
+  if (!report.stages.empty()) json["pipeline_cuts"] = report.cut_names;
+  for (const auto& [stage, pp_rank, first, last] : report.stages)
+    json["stages"].push_back({{"stage", stage}, {"pp_rank", pp_rank}, {"first_layer", first}, {"last_layer", last}});
+  if (report.attention) json["attention"] = attention_document(*report.attention);
+  json["tensors"] = report.tensors;
+  json["transforms"] = transforms_document(report.transforms);
+  if (report.states > 0) json["states"] = {{"entries", report.states}, {"bytes", report.state_bytes}};
+  if (report.result == nullptr) json["fingerprint"] = report.fingerprint;
+  json["bytes"] = {{"read", report.read_bytes + report.check_bytes},
+                   {"placed", report.read_bytes},
+                   {"compared", report.check_bytes},
+                   {"not_read", report.skipped_bytes},
+                   {"dropped", report.dropped_bytes},
+                   {"written", report.written_bytes},
+                   {"free", report.space.free_bytes}};
+  json["files"] = Document::array();
+  for (const JobReport::File& file : report.files)
+    json["files"].push_back({{"path", file.path}, {"bytes", file.size_bytes}, {"kind", name(file.kind)}});
+  if (report.manifest) json["manifest"] = {kManifestFile, kSha256SumsFile};
+  json["notes"] = with_options(report.notes);
+  if (report.result != nullptr) {
+    const RunResult& result = *report.result;
+    json["divergent_replicas"] = divergent_document(result.divergent);
+    json["resumed_bytes"] = result.resumed_bytes;
+    json["seconds"] = result.seconds;
+    json["bytes_per_second"] = bytes_per_second(result);
     json["peak_memory_bytes"] = peak_memory_bytes();
-    if (job.manifest) {
-      json["hashing_seconds"] = result->hashing_seconds;
-      json["rereading_seconds"] = result->rereading_seconds;
+    if (report.manifest) {
+      json["hashing_seconds"] = result.hashing_seconds;
+      json["rereading_seconds"] = result.rereading_seconds;
     }
   }
   return json;

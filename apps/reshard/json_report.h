@@ -2,18 +2,16 @@
 
 #include <string>
 
+#include "job_report.h"
 #include "reshard/base/json.h"
-#include "reshard/engine/execute.h"
-#include "reshard/engine/publish/output.h"
-#include "reshard/plan/job/job.h"
 
 namespace reshard::cli {
 
 /// A JSON document. Keys keep their insertion order.
 using Document = OrderedJson;
 
-/// The --json output of shard and consolidate: what a job writes or has written. `result` is null for a dry run.
-Document job_document(const Job& job, const OutputSpace& space, const RunResult* result);
+/// The --json output of shard, consolidate and convert.
+Document job_document(const JobReport& report);
 
 /// Rate of bytes that this run itself wrote; 0 if it took no time.
 double bytes_per_second(const RunResult& result);

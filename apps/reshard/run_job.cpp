@@ -5,7 +5,6 @@
 #include <chrono>
 #include <cstdlib>
 #include <exception>
-#include <set>
 
 #include "dry_run.h"
 #include "idle_options.h"
@@ -19,8 +18,6 @@
 #include "reshard/engine/execute.h"
 #include "reshard/engine/publish/earlier_runs.h"
 #include "reshard/engine/publish/output.h"
-#include "reshard/specs/peft/adapter_metadata.h"
-#include "reshard/tensor/recipes/mean.h"
 #include "signals.h"
 #include "table.h"
 
@@ -31,18 +28,20 @@ namespace {
 /// \param refused  why the output cannot be written, or null.
 void dry_run(const Job& job, const CommonArguments& arguments, Storage& storage, const std::exception_ptr& refused) {
   const OutputSpace space = output_space(storage, job);
+  const JobReport report = report_on(job, space, nullptr);
   if (arguments.json)
-    print_output(to_text(job_document(job, space, nullptr)));
+    print_output(to_text(job_document(report)));
   else
-    print_text(dry_run_text(job, space));
+    print_text(dry_run_text(report));
   if (refused) std::rethrow_exception(refused);
   validate_space(space);
 }
 
-std::string last_line(const Job& job, const RunResult& result, const Together& together) {
+std::string last_line(const JobReport& report, const Together& together) {
+  const RunResult& result = *report.result;
   const double rate = bytes_per_second(result);
   std::string hashed;
-  if (job.manifest)
+  if (report.manifest)
     hashed = fmt::format("; manifest: {:.2f} s of CPU to hash tensors, {:.2f} s to read files back",
                          result.hashing_seconds, result.rereading_seconds);
   const std::string resumed = result.resumed_bytes > 0
@@ -51,23 +50,19 @@ std::string last_line(const Job& job, const RunResult& result, const Together& t
   const std::string ranks = together.size() > 1 ? fmt::format(" of rank 0 of {}", together.size()) : std::string();
   return fmt::format("wrote {}{}, {} file{}; read {}; {:.{}f} s, {:.2f} GB/s, peak memory {}{}{}",
                      format_bytes(result.written_bytes), resumed, result.files, result.files == 1 ? "" : "s",
-                     result.resumed_bytes > 0 ? format_bytes(result.read_bytes) : read_text(job.program),
-                     result.seconds, result.seconds < 10 ? 2 : 1, rate / 1e9, format_memory(peak_memory_bytes()), ranks,
-                     hashed);
+                     result.resumed_bytes > 0 ? format_bytes(result.read_bytes) : read_text(report), result.seconds,
+                     result.seconds < 10 ? 2 : 1, rate / 1e9, format_memory(peak_memory_bytes()), ranks, hashed);
 }
 
 /// \throws ReaderGone, or an Error that also states that the outputs are complete.
 void print_report(const Job& job, const CommonArguments& arguments, const OutputSpace& space, const RunResult& result,
                   const Together& together) {
   try {
-    if (arguments.talks()) print_notes(divergent_notes(result.divergent));
-    if (arguments.talks()) print_notes(mean_notes(job, &result));
-    if (arguments.talks()) print_notes(loss_notes(result));
-    if (arguments.talks()) print_notes(result.notes);
+    if (arguments.talks()) print_notes(run_notes(job, &result));
     if (arguments.json)
-      print_output(to_text(job_document(job, space, &result)));
+      print_output(to_text(job_document(report_on(job, space, &result))));
     else if (!arguments.quiet)
-      print_text(last_line(job, result, together) + "\n");
+      print_text(last_line(report_on(job, space, &result), together) + "\n");
   } catch (const ReaderGone&) {
     throw;
   } catch (...) {
@@ -165,81 +160,6 @@ void print_notes(const std::vector<std::string>& notes) {
   for (const std::string& note : notes) print_message("reshard: note: " + with_options(note));
 }
 
-std::vector<std::string> divergent_notes(const std::vector<Divergence>& divergent) {
-  constexpr std::size_t kShown = 10;
-  std::vector<std::string> notes;
-  std::set<std::string> drifted;
-  const Divergence *farthest = nullptr, *largest = nullptr;
-  std::size_t others = 0;
-  for (const Divergence& one : divergent) {
-    if (!one.is_drift) {
-      if (++others <= kShown) notes.push_back(one.text);
-      continue;
-    }
-    drifted.insert(one.tensor);
-    const auto is_more = [&](double Divergence::*what, const Divergence* other) {
-      return other == nullptr || one.*what > other->*what || (one.*what == other->*what && one.text < other->text);
-    };
-    if (is_more(&Divergence::relative, farthest)) farthest = &one;
-    if (is_more(&Divergence::max_abs, largest)) largest = &one;
-  }
-  if (others > kShown) notes.push_back(fmt::format("… and {} more that differ (all with --json)", others - kShown));
-  if (farthest != nullptr)
-    notes.push_back(fmt::format(
-        "{} drifted apart between ranks in training: using the first rank's values. Largest relative "
-        "difference {:.2g} (of {}), largest absolute difference {:.2g} (of {}). A rank of another step can look the "
-        "same; --replicas exact makes this an error",
-        drifted.size() == 1 ? "1 tensor" : fmt::format("{} tensors", drifted.size()), farthest->relative,
-        farthest->tensor, largest->max_abs, largest->tensor));
-  return notes;
-}
-
-std::vector<std::string> mean_notes(const Job& job, const RunResult* result) {
-  std::vector<std::string> tensors;
-  const auto is_mean = [](const LogicalTensor& tensor) {
-    return tensor.computed && tensor.computed->recipe->key() == kMeanKey && tensor.computed->inputs.size() > 1;
-  };
-  std::set<std::string_view> inexact;
-  if (result != nullptr) inexact.insert(result->inexact.begin(), result->inexact.end());
-  for (const LogicalTensor& tensor : job.source.logical)
-    if (is_mean(tensor) && (result == nullptr || inexact.count(tensor.name) > 0)) tensors.push_back(tensor.name);
-  if (tensors.empty()) return {};
-  std::vector<std::string> linears;
-  for (const std::string& tensor : tensors) {
-    const auto lora = lora_name(tensor);
-    std::string linear = lora ? lora->module : tensor;
-    if (const auto at = linear.find(kPeftPrefix); at != std::string::npos) linear.erase(at, kPeftPrefix.size());
-    linears.push_back(std::move(linear));
-  }
-  const bool one = linears.size() == 1;
-  return {fmt::format("{} fused linear{} {} (--lora-fuse exact keeps it): {}", linears.size(), one ? "" : "s",
-                      result != nullptr ? "had lora_A that differ and got their mean, which changes the adapter"
-                      : one             ? "gets the mean of its lora_A, which changes the adapter unless they are equal"
-                            : "get the mean of their lora_A, which changes the adapter unless they are equal",
-                      list_names(linears))};
-}
-
-std::vector<std::string> loss_notes(const RunResult& result) {
-  std::vector<std::string> notes;
-  const auto note = [&](const std::vector<std::pair<std::string, std::uint64_t>>& lost, const char* what,
-                        const char* advice) {
-    std::uint64_t values = 0;
-    std::vector<std::string> tensors;
-    for (const auto& [tensor, count] : lost) {
-      values += count;
-      tensors.push_back(tensor);
-    }
-    if (!tensors.empty())
-      notes.push_back(fmt::format("{} of {} {} {}: {}{}", values == 1 ? "1 value" : fmt::format("{} values", values),
-                                  tensors.size() == 1 ? "1 tensor" : fmt::format("{} tensors", tensors.size()),
-                                  values == 1 ? "was" : "were", what, list_names(tensors), advice));
-  };
-  note(result.saturated, "beyond the range of the new dtype and replaced by its largest finite value",
-       ". --overflow error stops at the first one");
-  note(result.zeroed, "too small for the new dtype and became 0", "");
-  return notes;
-}
-
 void run_job(const Command& command, const std::function<std::unique_ptr<Job>()>& plan,
              const CommonArguments& arguments, RunOptions options, Together& together) {
   validate_arguments(arguments);
@@ -279,7 +199,7 @@ void run_job(const Command& command, const std::function<std::unique_ptr<Job>()>
   });
   options.on_note = tell;
   if (arguments.dry_run) {
-    if (arguments.talks()) print_notes(mean_notes(job, nullptr));
+    if (arguments.talks()) print_notes(run_notes(job, nullptr));
     if (together.leads()) dry_run(job, arguments, options.stores.target(), refused);
     return;
   }

@@ -1,7 +1,4 @@
-#include "reshard/engine/check/verify.h"
-
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <charconv>
@@ -12,8 +9,8 @@
 #include <tuple>
 
 #include "arguments.h"
-#include "color.h"
 #include "commands.h"
+#include "comparison_report.h"
 #include "idle_options.h"
 #include "json_report.h"
 #include "option_names.h"
@@ -21,7 +18,6 @@
 #include "progress.h"
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
-#include "reshard/engine/check/verify_manifest.h"
 #include "reshard/io/listed_files.h"
 #include "reshard/io/open_store.h"
 #include "reshard/io/text_file.h"
@@ -46,8 +42,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::size_t kShown = 10;  // differences of each kind; --json lists all
-
 struct VerifyArguments : MovingArguments, OutputArguments {
   std::string a;
   std::string b;
@@ -67,89 +61,6 @@ double parse_tolerance(const std::string& option, const std::string& text) {
     throw Error(ErrorKind::kUsage,
                 fmt::format("{}: \"{}\" is not a number that is 0 or more", option, printable(text)));
   return value;
-}
-
-/// Returns one line for each of the first few items.
-template <typename Items, typename Text>
-std::string lines_text(const Items& items, const std::string& what, const Text& text_of) {
-  std::string text;
-  for (std::size_t i = 0; i < std::min(items.size(), kShown); ++i) text += what + ": " + text_of(items[i]) + "\n";
-  if (items.size() > kShown) text += fmt::format("{}: … and {} more\n", what, items.size() - kShown);
-  return text;
-}
-
-std::string names_text(const std::vector<std::string>& names, const std::string& what) {
-  return lines_text(names, what, printable);
-}
-
-/// Result of comparing the tensors of two checkpoints and their optimizers' values.
-struct Comparison : Verification {
-  std::vector<std::string> other_values;  // "lr of model.norm.weight: 0.1 and 0.2"
-  std::vector<std::string> left_behind;   // with --complete: what B lacks beside the tensors
-
-  bool same() const { return Verification::same() && other_values.empty() && left_behind.empty(); }
-};
-
-std::string verdict(bool same) {
-  return same ? styled("same:", Style::kGreen, STDOUT_FILENO) : styled("different:", Style::kRed, STDOUT_FILENO);
-}
-
-/// "different: 3 of 40 tensors, 2 values"
-std::string summary_of(const Comparison& result) {
-  if (result.same())
-    return fmt::format("{} {} tensors, {}\n", verdict(true), result.compared_tensors,
-                       format_bytes(result.compared_bytes));
-  const std::size_t alone = result.only_a.size() + result.only_b.size() + result.other_form.size();
-  const std::size_t wrong = alone + result.different.size(), values = result.other_values.size();
-  std::string text = verdict(false);
-  if (wrong > 0) text += fmt::format(" {} of {} tensors", wrong, result.compared_tensors + alone);
-  if (values > 0)
-    text += fmt::format("{} {} value{} of the optimizer", wrong > 0 ? "," : "", values, values == 1 ? "" : "s");
-  if (!result.left_behind.empty())
-    text += fmt::format("{} {} missing from B", wrong + values > 0 ? "," : "", result.left_behind.size());
-  return text + "\n";
-}
-
-std::string report_text(const Comparison& result, const VerifyArguments& arguments) {
-  std::string text = names_text(result.only_a, "only in " + printable(arguments.a)) +
-                     names_text(result.only_b, "only in " + printable(arguments.b)) +
-                     names_text(result.other_form, "other shape or dtype");
-  text += lines_text(result.different, "differs", [](const TensorDifference& d) {
-    const bool is_apart = d.max_abs > 0;  // false if one value is a NaN
-    return fmt::format("{}: {} of {} elements, first at {}: {} and {}{}", printable(d.name), d.differing, d.elems,
-                       to_string(d.first), d.a, d.b, is_apart ? fmt::format("; by {:.4g} at most", d.max_abs) : "");
-  });
-  text += names_text(result.left_behind, "not in " + printable(arguments.b));
-  return text + names_text(result.other_values, "differs") + summary_of(result);
-}
-
-Document document_of(const Comparison& result, const VerifyArguments& arguments,
-                     const std::vector<Divergence>& divergent, const std::vector<std::string>& notes) {
-  Document json;
-  json["command"] = "verify";
-  json["a"] = arguments.a;
-  json["b"] = arguments.b;
-  json["same"] = result.same();
-  json["tensors"] = result.compared_tensors;
-  json["bytes"] = result.compared_bytes;
-  json["only_in_a"] = result.only_a;
-  json["only_in_b"] = result.only_b;
-  json["other_shape_or_dtype"] = result.other_form;
-  json["different_values"] = result.other_values;
-  json["left_behind"] = result.left_behind;
-  json["different"] = Document::array();
-  for (const TensorDifference& d : result.different)
-    json["different"].push_back({{"name", d.name},
-                                 {"elements", d.elems},
-                                 {"differing", d.differing},
-                                 {"first_index", d.first},
-                                 {"a", d.a},
-                                 {"b", d.b},
-                                 {"max_abs_difference", d.max_abs}});
-  json["divergent_replicas"] = divergent_document(divergent);
-  json["notes"] = with_options(notes);
-  for (const std::string& note : divergent_notes(divergent)) json["notes"].push_back(with_options(note));
-  return json;
 }
 
 /// Options that had an effect.
@@ -231,80 +142,10 @@ std::vector<std::string> notes_of(const VerifyArguments& arguments, const Checkp
   return notes;
 }
 
-std::string report_text(const ManifestVerification& result) {
-  std::string text = names_text(result.only_manifest, "only in the manifest") +
-                     names_text(result.only_checkpoint, "not in the manifest") +
-                     names_text(result.other_form, "other shape or dtype");
-  text += lines_text(result.different, "differs", [](const DigestDifference& d) {
-    return fmt::format(
-        "{}: {}, in {}", printable(d.name),
-        d.leaves == 1 ? std::string("it is one block of 4 MiB or less")
-                      : fmt::format("{} of its {} blocks of 4 MiB, the first {}", d.differ.size(), d.leaves, d.first),
-        list_names(d.files));
-  });
-  const std::size_t tensors =
-      result.only_manifest.size() + result.only_checkpoint.size() + result.other_form.size() + result.different.size();
-  std::string files;
-  if (result.files) {
-    text += names_text(result.files->missing, "file missing") + names_text(result.files->different, "file differs");
-    const std::size_t count =
-        result.same() ? result.files->compared_files : result.files->missing.size() + result.files->different.size();
-    files = fmt::format(", {} file{}", count, count == 1 ? "" : "s");
-  }
-  if (result.same())
-    return text + fmt::format("{} {} tensors, {}{}\n", verdict(true), result.compared_tensors,
-                              format_bytes(result.compared_bytes), files);
-  return text + fmt::format("{} {} tensor{}{}\n", verdict(false), tensors, tensors == 1 ? "" : "s", files);
-}
-
-/// Without the bytes.
-Document document_of_files(const FilesVerification& result) {
-  Document json;
-  json["files"] = result.compared_files;
-  json["missing_files"] = result.missing;
-  json["different_files"] = result.different;
-  json["unlisted_files"] = result.unlisted;
-  return json;
-}
-
-Document document_of(const ManifestVerification& result) {
-  Document json;
-  json["tensors"] = result.compared_tensors;
-  json["bytes"] = result.compared_bytes;
-  json["states_not_compared"] = result.states_left;
-  json["only_in_a"] = result.only_checkpoint;
-  json["only_in_manifest"] = result.only_manifest;
-  json["other_shape_or_dtype"] = result.other_form;
-  json["different"] = Document::array();
-  for (const DigestDifference& d : result.different)
-    json["different"].push_back({{"name", d.name},
-                                 {"leaves", d.leaves},
-                                 {"differing", d.differ},
-                                 {"first_elements", d.first},
-                                 {"files", d.files}});
-  if (result.files) json.update(document_of_files(*result.files));
-  return json;
-}
-
 std::string states_left_note(std::uint64_t count, const Checkpoint& checkpoint) {
   return fmt::format("the manifest has {} of training state, which {} not compared{}",
                      count == 1 ? "1 entry" : fmt::format("{} entries", count), count == 1 ? "is" : "are",
                      checkpoint.leaves_states ? ": `with-optimizer` compares them" : "");
-}
-
-std::string report_text(const FilesVerification& result) {
-  std::string text = names_text(result.missing, "missing") + names_text(result.different, "differs");
-  if (result.same())
-    return text +
-           fmt::format("{} {} files, {}\n", verdict(true), result.compared_files, format_bytes(result.compared_bytes));
-  return text + fmt::format("{} {} of {} files\n", verdict(false), result.missing.size() + result.different.size(),
-                            result.missing.size() + result.compared_files);
-}
-
-Document document_of(const FilesVerification& result) {
-  Document json = document_of_files(result);
-  json["bytes"] = result.compared_bytes;
-  return json;
 }
 
 std::string unlisted_note(const std::string& manifest, const FilesVerification& result) {
@@ -314,22 +155,15 @@ std::string unlisted_note(const std::string& manifest, const FilesVerification& 
       list_names(result.unlisted));
 }
 
-/// Prints the result. \returns the exit code.
-template <typename Result>
-int report(const VerifyArguments& arguments, const Result& result, const std::vector<Divergence>& divergent,
-           const std::vector<std::string>& notes) {
+/// Prints the report; its notes have been printed. \returns the exit code.
+int finish(const VerifyArguments& arguments, const ComparisonReport& report) {
   if (arguments.json) {
-    Document json{
-        {"command", "verify"}, {"a", arguments.a}, {"manifest", *arguments.manifest}, {"same", result.same()}};
-    json.update(document_of(result));
-    json["divergent_replicas"] = divergent_document(divergent);
-    json["notes"] = with_options(notes);
-    print_output(to_text(json));
+    print_output(to_text(comparison_document(report)));
   } else if (!arguments.quiet) {
-    print_notes(divergent_notes(divergent));
-    print_text(report_text(result));
+    print_notes(divergent_notes(report.divergent));
+    print_text(comparison_text(report));
   }
-  return result.same() ? 0 : kExitDifferent;
+  return report.same() ? 0 : kExitDifferent;
 }
 
 /// Compares the files of A with a SHA256SUMS.
@@ -353,10 +187,11 @@ int run_verify_sums(const Command& command, const VerifyArguments& arguments, co
     const ProgressBar bar(*options.progress, bytes, "comparing", arguments.progress, arguments.quiet);
     result = verify_files(arguments.a, files, options, together);
   }
-  std::vector<std::string> notes;
-  if (!result.unlisted.empty()) notes.push_back(unlisted_note(file, result));
-  if (arguments.talks()) print_notes(notes);
-  return report(arguments, result, {}, notes);
+  ComparisonReport report{.a = arguments.a, .b = file};
+  if (!result.unlisted.empty()) report.notes.push_back(unlisted_note(file, result));
+  report.found = std::move(result);
+  if (arguments.talks()) print_notes(report.notes);
+  return finish(arguments, report);
 }
 
 /// Whether A is the manifest's directory and thus its own output, so that its files can be compared.
@@ -376,8 +211,8 @@ bool has_several_adapters(const Manifest& manifest) {
 int run_verify_tensors(const Command& command, const VerifyArguments& arguments, const std::string& text,
                        RunOptions options, Together& together) {
   const std::string& file = *arguments.manifest;
-  std::vector<Divergence> divergent;
-  options.on_divergence = [&](Divergence one) { divergent.push_back(std::move(one)); };
+  ComparisonReport report{.a = arguments.a, .b = file};
+  options.on_divergence = [&](Divergence one) { report.divergent.push_back(std::move(one)); };
   const Manifest manifest = parse_manifest(text, file);
   UsedOptions used;
   Checkpoint a;
@@ -403,11 +238,12 @@ int run_verify_tensors(const Command& command, const VerifyArguments& arguments,
     result = verify_manifest(a.map, manifest, file, options, together);
     if (compares_files) result.files = verify_manifest_files(manifest, arguments.a, options, together);
   }
-  std::vector<std::string> notes = a.notes;
-  if (result.states_left > 0) notes.push_back(states_left_note(result.states_left, a));
-  if (result.files && !result.files->unlisted.empty()) notes.push_back(unlisted_note(file, *result.files));
-  if (arguments.talks()) print_notes({notes.begin() + std::ssize(a.notes), notes.end()});
-  return report(arguments, result, divergent, notes);
+  report.notes = a.notes;
+  if (result.states_left > 0) report.notes.push_back(states_left_note(result.states_left, a));
+  if (result.files && !result.files->unlisted.empty()) report.notes.push_back(unlisted_note(file, *result.files));
+  report.found = std::move(result);
+  if (arguments.talks()) print_notes({report.notes.begin() + std::ssize(a.notes), report.notes.end()});
+  return finish(arguments, report);
 }
 
 /// Whether the text is JSON, possibly after white space and the byte order mark that some editors add. No line of a
@@ -515,7 +351,7 @@ int run_verify(const Command& command, const VerifyArguments& arguments, Togethe
   RunOptions options = run_options(arguments, arguments.replicas);
   UsedOptions used;
   Checkpoint a, b;
-  Comparison result;
+  ComparisonReport report{.a = arguments.a, .b = arguments.b};
   Progress progress;
   together.step("plan", progress, [&] {
     ListedFiles files(all_files());
@@ -525,32 +361,28 @@ int run_verify(const Command& command, const VerifyArguments& arguments, Togethe
     note_unknown_model(a, b);
     note_unknown_model(b, a);
     add_unread(a, b);
-    if (arguments.complete) result.left_behind = left_behind(files, a, b);
-    result.other_values = compare_values(files, a, b, arguments.source_options);
+    if (arguments.complete) report.left_behind = left_behind(files, a, b);
+    report.other_values = compare_values(files, a, b, arguments.source_options);
     for (Checkpoint* side : {&a, &b}) note_trainer_files(files, *side);
     for (Checkpoint* side : {&a, &b}) add_states(side->map, std::move(side->states.map));
     validate_used(arguments, used, {&a, &b});
   });
-  std::vector<std::string> notes = notes_of(arguments, a, b);
-  for (std::string& note : idle_replica_options(command, {&a.map, &b.map})) notes.push_back(std::move(note));
-  for (std::string& note : idle_config(arguments, {&a, &b})) notes.push_back(std::move(note));
-  if (arguments.talks()) print_notes(notes);
+  report.notes = notes_of(arguments, a, b);
+  for (std::string& note : idle_replica_options(command, {&a.map, &b.map})) report.notes.push_back(std::move(note));
+  for (std::string& note : idle_config(arguments, {&a, &b})) report.notes.push_back(std::move(note));
+  if (arguments.talks()) print_notes(report.notes);
   options.progress = &progress;
-  std::vector<Divergence> divergent;
-  options.on_divergence = [&](Divergence one) { divergent.push_back(std::move(one)); };
+  options.on_divergence = [&](Divergence one) { report.divergent.push_back(std::move(one)); };
   {
     std::uint64_t bytes = 0;
     for (const SourceMap* map : {&a.map, &b.map})
       for (const LogicalTensor& tensor : map->logical) bytes += num_bytes(tensor.dtype, tensor.shape).value_or(0);
     const ProgressBar bar(progress, bytes, "comparing", arguments.progress, arguments.quiet);
-    static_cast<Verification&>(result) = verify(a.map, b.map, how, options, together);
+    report.found = verify(a.map, b.map, how, options, together);
   }
   if (arguments.json)
-    print_output(to_text(document_of(result, arguments, divergent, notes)));
-  else if (!arguments.quiet)
-    print_notes(divergent_notes(divergent));
-  if (arguments.talks()) print_text(report_text(result, arguments));
-  return result.same() ? 0 : kExitDifferent;
+    for (std::string& note : divergent_notes(report.divergent)) report.notes.push_back(std::move(note));
+  return finish(arguments, report);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "inspection.h"
+#include "checkpoint_report.h"
 
 #include <fmt/format.h>
 
@@ -58,28 +58,6 @@ std::optional<std::uint64_t> layer_of(const std::string& name) {
   return std::nullopt;
 }
 
-}  // namespace
-
-void sort_rows(const SourceMap& map, std::vector<TensorRow>& rows, TensorOrder order) {
-  const auto tensor = [&](const TensorRow& row) -> const LogicalTensor& { return map.logical[row.logical]; };
-  const auto bytes = [&](const TensorRow& row) { return num_bytes(tensor(row).dtype, tensor(row).shape).value_or(0); };
-  std::stable_sort(rows.begin(), rows.end(), [&](const TensorRow& a, const TensorRow& b) {
-    switch (order) {
-      case TensorOrder::kStored: return false;
-      case TensorOrder::kSize: return bytes(a) > bytes(b);
-      case TensorOrder::kName: return natural_less(tensor(a).name, tensor(b).name);
-      case TensorOrder::kLayer: return layer_of(tensor(a).name) < layer_of(tensor(b).name);
-    }
-    return false;
-  });
-}
-
-void Totals::add(const LogicalTensor& tensor) {
-  ++tensors;
-  elems += num_elems(tensor.shape).value_or(0);
-  bytes += num_bytes(tensor.dtype, tensor.shape).value_or(0);
-}
-
 std::vector<RankBytes> rank_bytes(const SourceMap& map) {
   std::map<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t>, std::uint64_t>
       by_rank;  // a rank may have many files
@@ -94,65 +72,94 @@ std::vector<RankBytes> rank_bytes(const SourceMap& map) {
   return ranks;
 }
 
-Totals totals_of(const SourceMap& map, const std::vector<TensorRow>& rows) {
-  Totals totals;
-  for (const TensorRow& row : rows) totals.add(map.logical[row.logical]);
-  return totals;
-}
-
-Totals totals_of(const SourceMap& map) {
-  Totals totals;
-  for (const LogicalTensor& tensor : map.logical)
-    if (!tensor.constant() && tensor.role != TensorRole::kPart) totals.add(tensor);
-  return totals;
-}
-
-std::map<DType, Totals> totals_by_dtype(const SourceMap& map, const std::vector<TensorRow>& rows) {
-  std::map<DType, Totals> by_dtype;
-  for (const TensorRow& row : rows) by_dtype[map.logical[row.logical].dtype].add(map.logical[row.logical]);
-  return by_dtype;
-}
-
-std::string number_text(double value) {
-  return std::isfinite(value) ? fmt::format("{:.4g}", value) : std::isnan(value) ? "nan" : value > 0 ? "inf" : "-inf";
-}
-
-const char* what_name(const Checkpoint& checkpoint) {
-  return checkpoint.layout == nullptr ? "file" : checkpoint.layout->traits().reported_as;
-}
-
-std::vector<TensorRow> tensor_rows(const Checkpoint& checkpoint, const std::vector<std::uint32_t>& wanted) {
+std::vector<TensorReport> tensors_of(const Checkpoint& checkpoint, const std::vector<std::uint32_t>& wanted) {
   const SourceMap& map = checkpoint.map;
   std::unordered_map<std::string_view, const ModelParameter*> parameters;
   if (checkpoint.model) {
     parameters.reserve(checkpoint.model->parameters.size());
     for (const ModelParameter& parameter : checkpoint.model->parameters) parameters.emplace(parameter.name, &parameter);
   }
-  std::vector<TensorRow> rows;
-  rows.reserve(wanted.size());
+  std::vector<TensorReport> tensors;
+  tensors.reserve(wanted.size());
   std::vector<std::uint64_t> pp_ranks;
   for (const std::uint32_t index : wanted) {
-    TensorRow& row = rows.emplace_back();
-    row.logical = index;
+    const LogicalTensor& logical = map.logical[index];
+    const std::string& name = logical.name;
+    TensorReport& tensor = tensors.emplace_back(TensorReport{index, name, logical.dtype, logical.shape});
     pp_ranks.clear();
     bool first = true;
-    const auto& computed = map.logical[index].computed;
-    const std::uint32_t held = computed ? map.find_logical(computed->inputs.front()).value_or(index) : index;
+    const std::uint32_t held =
+        logical.computed ? map.find_logical(logical.computed->inputs.front()).value_or(index) : index;
     for (const Piece& piece : map.pieces[held]) {
       const StoredTensor& stored = map.stored[piece.stored];
       pp_ranks.push_back(map.files[stored.file].pp_rank);
       if (!std::exchange(first, false)) continue;
-      const auto parameter = parameters.find(map.logical[index].name);
-      row.label = label_of(stored, parameter == parameters.end() ? nullptr : parameter->second);
-      const std::string& name = map.logical[index].name;
+      const auto parameter = parameters.find(name);
+      tensor.label = label_of(stored, parameter == parameters.end() ? nullptr : parameter->second);
       if (stored.name.text() == name) continue;
       // Without a mesh, files contain whole tensors or chunks of them, under other names.
-      row.stored_as = checkpoint.has_mesh() ? short_stored_name(stored.name, name) : stored.name.text();
+      tensor.stored_as = checkpoint.has_mesh() ? short_stored_name(stored.name, name) : stored.name.text();
     }
     std::sort(pp_ranks.begin(), pp_ranks.end());
-    row.pp_ranks.assign(pp_ranks.begin(), std::unique(pp_ranks.begin(), pp_ranks.end()));
+    tensor.pp_ranks.assign(pp_ranks.begin(), std::unique(pp_ranks.begin(), pp_ranks.end()));
   }
-  return rows;
+  return tensors;
+}
+
+}  // namespace
+
+void sort_tensors(std::vector<TensorReport>& tensors, TensorOrder order) {
+  std::stable_sort(tensors.begin(), tensors.end(), [&](const TensorReport& a, const TensorReport& b) {
+    switch (order) {
+      case TensorOrder::kStored: return false;
+      case TensorOrder::kSize: return a.size_bytes() > b.size_bytes();
+      case TensorOrder::kName: return natural_less(a.name, b.name);
+      case TensorOrder::kLayer: return layer_of(a.name) < layer_of(b.name);
+    }
+    return false;
+  });
+}
+
+void Totals::add(DType dtype, const Dims& shape) {
+  ++tensors;
+  elems += num_elems(shape).value_or(0);
+  bytes += num_bytes(dtype, shape).value_or(0);
+}
+
+CheckpointReport report_on(const std::string& path, const Checkpoint& checkpoint,
+                           const std::vector<std::uint32_t>& wanted) {
+  CheckpointReport report{.path = path, .directory = checkpoint.directory.string(), .kind = "file"};
+  if (checkpoint.layout != nullptr) {
+    report.kind = checkpoint.layout->traits().reported_as;
+    report.layout = checkpoint.layout->traits().name;
+  }
+  for (const Adapter& adapter : checkpoint.adapters) report.adapters.push_back(adapter.name);
+  report.format = checkpoint.format;
+  report.model_type = checkpoint.model_type;
+  if (checkpoint.model) report.quant_method = checkpoint.model->quant_method;
+  report.has_ranks = checkpoint.has_ranks();
+  if (checkpoint.has_mesh()) {
+    report.mesh = checkpoint.mesh;
+    report.ranks = rank_bytes(checkpoint.map);
+  }
+  report.tensor_count = checkpoint.map.tensor_count();
+  report.tensors = tensors_of(checkpoint, wanted);
+  for (const TensorReport& tensor : report.tensors) {
+    report.totals.add(tensor.dtype, tensor.shape);
+    report.by_dtype[tensor.dtype].add(tensor.dtype, tensor.shape);
+  }
+  report.metadata = checkpoint.file_metadata;
+  report.beside_model = checkpoint.beside_model;
+  for (const SourceFile& file : checkpoint.map.files) {
+    report.files.emplace_back(file.path.string(), file.size_bytes);
+    if (file.record && !report.record) report.record = file.record;
+  }
+  report.notes = checkpoint.notes;
+  return report;
+}
+
+std::string number_text(double value) {
+  return std::isfinite(value) ? fmt::format("{:.4g}", value) : std::isnan(value) ? "nan" : value > 0 ? "inf" : "-inf";
 }
 
 }  // namespace reshard::cli
