@@ -77,7 +77,7 @@ struct CheckpointReport {
   std::vector<std::pair<std::string, std::string>> metadata;
   std::optional<BesideModel> beside_model;
   std::vector<std::pair<std::string, std::uint64_t>> files;  // path and size; once per compressed item
-  std::vector<std::string> notes;
+  Notes notes;
 };
 
 /// Returns the report on `checkpoint`, with its tensors `wanted` (indices into the map) in that order.

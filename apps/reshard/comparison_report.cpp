@@ -6,7 +6,6 @@
 #include <algorithm>
 
 #include "color.h"
-#include "option_names.h"
 #include "reshard/base/strings.h"
 
 namespace reshard::cli {
@@ -159,7 +158,7 @@ Document comparison_document(const ComparisonReport& report) {
   Document json{{"command", "verify"}, {"a", report.a}, {has_b ? "b" : "manifest", report.b}, {"same", report.same()}};
   std::visit([&](const auto& found) { add_found(json, found, report); }, report.found);
   json["divergent_replicas"] = divergent_document(report.divergent);
-  json["notes"] = with_options(report.notes);
+  json["notes"] = notes_document(report.notes);
   return json;
 }
 

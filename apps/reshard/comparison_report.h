@@ -18,7 +18,7 @@ struct ComparisonReport {
   std::vector<std::string> other_values;  // with B: "lr of model.norm.weight: 0.1 and 0.2"
   std::vector<std::string> left_behind;   // with B and --complete: what B lacks beside the tensors
   std::vector<Divergence> divergent;
-  std::vector<std::string> notes;
+  Notes notes;
 
   bool same() const;
 };

@@ -79,22 +79,22 @@ std::string no_effect(const char* option, const char* why) {
 
 }  // namespace
 
-std::vector<std::string> idle_options(const Command& command, const Job& job) {
-  std::vector<std::string> notes;
+Notes idle_options(const Command& command, const Job& job) {
+  Notes notes;
   for (const Row& row : kRows)
-    if (is_given(command, row.option) && row.is_idle(job)) notes.push_back(no_effect(row.option, row.why));
+    if (is_given(command, row.option) && row.is_idle(job)) notes.no_effect(no_effect(row.option, row.why));
   for (const char* option : kReplicaOptions)
     if (is_given(command, option) && !has_replicas(job.source))
-      notes.push_back(no_effect(option, "the source stores no tensor twice"));
+      notes.no_effect(no_effect(option, "the source stores no tensor twice"));
   return notes;
 }
 
-std::vector<std::string> idle_replica_options(const Command& command, std::initializer_list<const SourceMap*> sides) {
-  std::vector<std::string> notes;
+Notes idle_replica_options(const Command& command, std::initializer_list<const SourceMap*> sides) {
+  Notes notes;
   for (const char* option : kReplicaOptions)
     if (is_given(command, option) &&
         std::none_of(sides.begin(), sides.end(), [](const SourceMap* map) { return has_replicas(*map); }))
-      notes.push_back(no_effect(option, sides.size() == 1 ? "the checkpoint stores no tensor twice"
+      notes.no_effect(no_effect(option, sides.size() == 1 ? "the checkpoint stores no tensor twice"
                                                           : "neither checkpoint stores a tensor twice"));
   return notes;
 }

@@ -11,10 +11,10 @@ namespace reshard::cli {
 
 /// Returns notes on options of a parsed command that have no effect on `job`. The plan adds those on layout options
 /// (LayoutOption::why_idle).
-std::vector<std::string> idle_options(const Command& command, const Job& job);
+Notes idle_options(const Command& command, const Job& job);
 
 /// The same for replica options, when checkpoints are compared.
-std::vector<std::string> idle_replica_options(const Command& command, std::initializer_list<const SourceMap*> sides);
+Notes idle_replica_options(const Command& command, std::initializer_list<const SourceMap*> sides);
 
 /// Validates that the command was given only `allowed` options and those on how the program runs and prints.
 /// \param with  the option or input that makes other options ineffective, such as "--print-family".

@@ -95,7 +95,7 @@ void read_values(const SourceMap& map, const InspectArguments& arguments, RunOpt
       for (std::size_t i = 0; i < digests.size(); ++i) report.tensors[i].digest = std::move(digests[i]);
     }
   }
-  for (std::string& note : divergent_notes(divergent)) report.notes.push_back(std::move(note));
+  report.notes.add(divergent_notes(divergent));
 }
 
 /// Prints an overview of several adapters in one directory.
@@ -109,10 +109,10 @@ void inspect_adapters(Files& files, const std::string& path, const FoundCheckpoi
     const Checkpoint adapter = read_sharded_adapter(files, folder, {ConfigUse::kLenient, {}, {}, {}}, metadata);
     adapters.push_back(report_on(path, adapter, matching_tensors(adapter.map, {})));
   }
-  adapters.front().notes.insert(adapters.front().notes.begin(), found.notes.begin(), found.notes.end());
-  if (arguments.json) return print_output(to_text(adapters_document(path, adapters)));
-  for (const CheckpointReport& adapter : adapters)
-    if (!arguments.quiet) print_notes(adapter.notes);
+  Notes notes = found.notes;
+  for (const CheckpointReport& adapter : adapters) notes.add(adapter.notes);
+  if (arguments.json) return print_output(to_text(adapters_document(path, adapters, notes)));
+  if (!arguments.quiet) print_notes(notes);
   print_text(adapters_text(path, adapters));
 }
 
@@ -171,7 +171,7 @@ void inspect(const Command& command, const InspectArguments& arguments, Together
   CheckpointReport report = report_on(path, checkpoint, matching_tensors(checkpoint.map, arguments.filter));
   sort_tensors(report.tensors, view.order);
   if ((view.each || arguments.json) && report.tensors.size() > view.limit) report.tensors.resize(view.limit);
-  if (report.tensors.empty() && !arguments.filter.empty()) report.notes.emplace_back("--filter matches no tensor");
+  if (report.tensors.empty() && !arguments.filter.empty()) report.notes.no_effect("--filter matches no tensor");
   if (arguments.stats || arguments.digest) read_values(checkpoint.map, arguments, options, report, together);
   if (arguments.json) return print_output(to_text(inspect_document(report)));
   if (!arguments.quiet) print_notes(report.notes);

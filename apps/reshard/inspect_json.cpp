@@ -120,13 +120,12 @@ Document mesh_document(const Mesh& mesh) {
 
 }  // namespace
 
-Document adapters_document(const std::string& path, const std::vector<CheckpointReport>& adapters) {
+Document adapters_document(const std::string& path, const std::vector<CheckpointReport>& adapters, const Notes& notes) {
   Document json;
   json["command"] = "inspect";
   json["path"] = path;
   json["kind"] = "adapters";
   json["adapters"] = Document::array();
-  json["notes"] = Document::array();
   for (const CheckpointReport& adapter : adapters) {
     json["adapters"].push_back({{"name", adapter.adapters.front()},
                                 {"path", adapter.directory},
@@ -135,8 +134,8 @@ Document adapters_document(const std::string& path, const std::vector<Checkpoint
                                 {"tensor_count", adapter.totals.tensors},
                                 {"parameters", adapter.totals.elems},
                                 {"bytes", adapter.totals.bytes}});
-    for (const std::string& note : adapter.notes) json["notes"].push_back(note);
   }
+  json["notes"] = notes_document(notes);
   return json;
 }
 
@@ -171,7 +170,7 @@ Document inspect_document(const CheckpointReport& report) {
   for (const auto& [path, bytes] : report.files) json["files"].push_back({{"path", path}, {"bytes", bytes}});
   json["tensors"] = Document::array();
   for (const TensorReport& tensor : report.tensors) json["tensors"].push_back(tensor_document(tensor));
-  json["notes"] = with_options(report.notes);
+  json["notes"] = notes_document(report.notes);
   return json;
 }
 

@@ -11,7 +11,7 @@ namespace reshard::cli {
 /// Returns the JSON document.
 Document inspect_document(const CheckpointReport& report);
 
-/// Returns the document for a directory with several sharded adapters.
-Document adapters_document(const std::string& path, const std::vector<CheckpointReport>& adapters);
+/// Returns the document for a directory with several sharded adapters, and `notes` on all of them.
+Document adapters_document(const std::string& path, const std::vector<CheckpointReport>& adapters, const Notes& notes);
 
 }  // namespace reshard::cli

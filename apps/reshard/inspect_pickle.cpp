@@ -42,7 +42,7 @@ struct PickleFiles {
 struct Pickles {
   std::size_t files = 0;
   std::vector<NameOfFiles> names;  // in the order of pickle_names
-  std::vector<std::string> notes;
+  Notes notes;
   std::vector<Error> failures;  // one for each file that cannot be read
 };
 
@@ -117,7 +117,7 @@ void add_items(Files& files, const fs::path& directory, std::set<std::string>& f
   const auto add = [&](const DcpPlace& place) { places[place.file].emplace(place.offset_bytes, place); };
   if (!holds_dcp_metadata(files, directory)) return;
   try {
-    std::vector<std::string> notes;
+    Notes notes;
     metadata = read_dcp_directory(files, directory, DcpPaths::kLeave, notes).all;
   } catch (const Error&) {
     return;  // the metadata is a pickle, too, and its error is reported
@@ -157,9 +157,9 @@ Pickles read_pickles(Files& files, const fs::path& path) {
     throw Error(ErrorKind::kBadInput, "contains no file of torch.save and no pickle")
         .in(path)
         .hint(not_read.empty() ? "safetensors files have none" : not_read);
-  if (!not_read.empty()) pickles.notes.push_back(not_read);
+  if (!not_read.empty()) pickles.notes.left_out(not_read);
   for (std::size_t i = 1; i < pickles.failures.size(); ++i)
-    pickles.notes.push_back(fmt::format("also refused: {}", pickles.failures[i].what()));
+    pickles.notes.left_out(fmt::format("also refused: {}", pickles.failures[i].what()));
   return pickles;
 }
 
@@ -217,7 +217,7 @@ Document pickles_document(const std::string& path, const Pickles& pickles) {
                              {"with_tensors", name.is == PickleName::Is::kRecordedWithStorages}});
   json["refused"] = Document::array();
   for (const Error& error : pickles.failures) json["refused"].push_back(error.what());
-  json["notes"] = pickles.notes;
+  json["notes"] = notes_document(pickles.notes);
   return json;
 }
 

@@ -59,7 +59,7 @@ void add_files(JobReport& report, const Job& job) {
   report.written_bytes = job.output_bytes();
 }
 
-std::vector<std::string> mean_notes(const Job& job, const RunResult* result) {
+Notes mean_notes(const Job& job, const RunResult* result) {
   std::vector<std::string> tensors;
   const auto is_mean = [](const LogicalTensor& tensor) {
     return tensor.computed && tensor.computed->recipe->key() == kMeanKey && tensor.computed->inputs.size() > 1;
@@ -77,15 +77,17 @@ std::vector<std::string> mean_notes(const Job& job, const RunResult* result) {
     linears.push_back(std::move(linear));
   }
   const bool one = linears.size() == 1;
-  return {fmt::format("{} fused linear{} {} (--lora-fuse exact keeps it): {}", linears.size(), one ? "" : "s",
-                      result != nullptr ? "had lora_A that differ and got their mean, which changes the adapter"
-                      : one             ? "gets the mean of its lora_A, which changes the adapter unless they are equal"
-                            : "get the mean of their lora_A, which changes the adapter unless they are equal",
-                      list_names(linears))};
+  return Note{NoteKind::kChanged,
+              fmt::format("{} fused linear{} {} (--lora-fuse exact keeps it): {}", linears.size(), one ? "" : "s",
+                          result != nullptr ? "had lora_A that differ and got their mean, which changes the adapter"
+                          : one ? "gets the mean of its lora_A, which changes the adapter unless they are equal"
+                                : "get the mean of their lora_A, which changes the adapter unless they are equal",
+                          list_names(linears)),
+              tensors};
 }
 
-std::vector<std::string> loss_notes(const RunResult& result) {
-  std::vector<std::string> notes;
+Notes loss_notes(const RunResult& result) {
+  Notes notes;
   const auto note = [&](const std::vector<std::pair<std::string, std::uint64_t>>& lost, const char* what,
                         const char* advice) {
     std::uint64_t values = 0;
@@ -95,9 +97,11 @@ std::vector<std::string> loss_notes(const RunResult& result) {
       tensors.push_back(tensor);
     }
     if (!tensors.empty())
-      notes.push_back(fmt::format("{} of {} {} {}: {}{}", values == 1 ? "1 value" : fmt::format("{} values", values),
-                                  tensors.size() == 1 ? "1 tensor" : fmt::format("{} tensors", tensors.size()),
-                                  values == 1 ? "was" : "were", what, list_names(tensors), advice));
+      notes
+          .changed(fmt::format("{} of {} {} {}: {}{}", values == 1 ? "1 value" : fmt::format("{} values", values),
+                               tensors.size() == 1 ? "1 tensor" : fmt::format("{} tensors", tensors.size()),
+                               values == 1 ? "was" : "were", what, list_names(tensors), advice))
+          .of(tensors);
   };
   note(result.saturated, "beyond the range of the new dtype and replaced by its largest finite value",
        ". --overflow error stops at the first one");
@@ -135,28 +139,27 @@ JobReport report_on(const Job& job, const OutputSpace& space, const RunResult* r
   report.dropped_bytes = job.program.dropped_bytes;
   report.space = space;
   report.notes = job.notes;
-  for (std::string& note : run_notes(job, result)) report.notes.push_back(std::move(note));
+  report.notes.add(run_notes(job, result));
   report.result = result;
   return report;
 }
 
-std::vector<std::string> run_notes(const Job& job, const RunResult* result) {
-  std::vector<std::string> notes = mean_notes(job, result);
+Notes run_notes(const Job& job, const RunResult* result) {
+  Notes notes = mean_notes(job, result);
   if (result == nullptr) return notes;
-  for (const auto& some : {divergent_notes(result->divergent), loss_notes(*result), result->notes})
-    notes.insert(notes.end(), some.begin(), some.end());
+  for (const Notes& some : {divergent_notes(result->divergent), loss_notes(*result), result->notes}) notes.add(some);
   return notes;
 }
 
-std::vector<std::string> divergent_notes(const std::vector<Divergence>& divergent) {
+Notes divergent_notes(const std::vector<Divergence>& divergent) {
   constexpr std::size_t kShown = 10;
-  std::vector<std::string> notes;
+  Notes notes;
   std::set<std::string> drifted;
   const Divergence *farthest = nullptr, *largest = nullptr;
   std::size_t others = 0;
   for (const Divergence& one : divergent) {
     if (!one.is_drift) {
-      if (++others <= kShown) notes.push_back(one.text);
+      if (++others <= kShown) notes.replicas(one.text).of({one.tensor});
       continue;
     }
     drifted.insert(one.tensor);
@@ -166,14 +169,17 @@ std::vector<std::string> divergent_notes(const std::vector<Divergence>& divergen
     if (is_more(&Divergence::relative, farthest)) farthest = &one;
     if (is_more(&Divergence::max_abs, largest)) largest = &one;
   }
-  if (others > kShown) notes.push_back(fmt::format("… and {} more that differ (all with --json)", others - kShown));
+  if (others > kShown) notes.replicas(fmt::format("… and {} more that differ (all with --json)", others - kShown));
   if (farthest != nullptr)
-    notes.push_back(fmt::format(
-        "{} drifted apart between ranks in training: using the first rank's values. Largest relative "
-        "difference {:.2g} (of {}), largest absolute difference {:.2g} (of {}). A rank of another step can look the "
-        "same; --replicas exact makes this an error",
-        drifted.size() == 1 ? "1 tensor" : fmt::format("{} tensors", drifted.size()), farthest->relative,
-        farthest->tensor, largest->max_abs, largest->tensor));
+    notes
+        .replicas(
+            fmt::format("{} drifted apart between ranks in training: using the first rank's values. Largest relative "
+                        "difference {:.2g} (of {}), largest absolute difference {:.2g} (of {}). A rank of another step "
+                        "can look the "
+                        "same; --replicas exact makes this an error",
+                        drifted.size() == 1 ? "1 tensor" : fmt::format("{} tensors", drifted.size()),
+                        farthest->relative, farthest->tensor, largest->max_abs, largest->tensor))
+        .of({drifted.begin(), drifted.end()});
   return notes;
 }
 

@@ -61,7 +61,7 @@ struct JobReport {
   std::uint64_t dropped_bytes = 0;
   std::uint64_t written_bytes = 0;
   OutputSpace space;
-  std::vector<std::string> notes;
+  Notes notes;
   const RunResult* result = nullptr;  // null for a dry run
 };
 
@@ -70,9 +70,9 @@ JobReport report_on(const Job& job, const OutputSpace& space, const RunResult* r
 
 /// Returns the notes that the job itself does not have: on fused linears that get the mean of their lora_A (all of them
 /// if `result` is null, otherwise those whose lora_A differed), and on what the run found.
-std::vector<std::string> run_notes(const Job& job, const RunResult* result);
+Notes run_notes(const Job& job, const RunResult* result);
 
 /// Returns notes on replicas that differ: one sentence for all that drifted, and the first of the others.
-std::vector<std::string> divergent_notes(const std::vector<Divergence>& divergent);
+Notes divergent_notes(const std::vector<Divergence>& divergent);
 
 }  // namespace reshard::cli

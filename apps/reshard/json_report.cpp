@@ -62,6 +62,12 @@ Document divergent_document(const std::vector<Divergence>& divergent) {
   return all;
 }
 
+Document notes_document(const Notes& notes) {
+  Document all = Document::array();
+  for (const Note& note : notes) all.push_back(with_options(note));
+  return all;
+}
+
 double bytes_per_second(const RunResult& result) {
   const std::uint64_t written = result.written_bytes - std::min(result.written_bytes, result.resumed_bytes);
   return result.seconds > 0 ? static_cast<double>(written) / result.seconds : 0;
@@ -100,7 +106,7 @@ Document job_document(const JobReport& report) {
   for (const JobReport::File& file : report.files)
     json["files"].push_back({{"path", file.path}, {"bytes", file.size_bytes}, {"kind", name(file.kind)}});
   if (report.manifest) json["manifest"] = {kManifestFile, kSha256SumsFile};
-  json["notes"] = with_options(report.notes);
+  json["notes"] = notes_document(report.notes);
   if (report.result != nullptr) {
     const RunResult& result = *report.result;
     json["divergent_replicas"] = divergent_document(result.divergent);

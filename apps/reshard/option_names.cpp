@@ -100,9 +100,4 @@ std::string with_options(const std::string& text) {
   return result.append(text, done);
 }
 
-std::vector<std::string> with_options(std::vector<std::string> texts) {
-  for (std::string& text : texts) text = with_options(text);
-  return texts;
-}
-
 }  // namespace reshard::cli

@@ -28,6 +28,5 @@ std::map<std::string, std::string> given_options(const Command& command);
 /// options. `tp` becomes "--tp". "--from-tp" becomes "--tp", or the reverse, if the parsed command (learn_command) has
 /// only the other one.
 std::string with_options(const std::string& text);
-std::vector<std::string> with_options(std::vector<std::string> texts);
 
 }  // namespace reshard::cli

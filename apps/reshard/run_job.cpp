@@ -100,15 +100,15 @@ std::uint64_t source_bytes(const Job& job) {
 
 /// Where the outputs may not be written, what killed runs have left is removed all the same, or named.
 void look_at_output(const Job& job, const CommonArguments& arguments, const Stores& stores,
-                    const std::function<void(const std::string&)>& tell) {
+                    const std::function<void(const Note&)>& tell) {
   Storage& storage = stores.target();
-  const std::vector<std::string> finished = arguments.dry_run ? std::vector<std::string>() : finish_swaps(storage, job);
-  for (const std::string& note : finished) tell(note);
+  const Notes finished = arguments.dry_run ? Notes() : finish_swaps(storage, job);
+  for (const Note& note : finished) tell(note);
   try {
     validate_output(stores, job);
   } catch (Error& error) {
     if (arguments.clean)
-      for (const std::string& note : clean(storage, job)) tell(note);
+      for (const Note& note : clean(storage, job)) tell(note);
     if ((arguments.resume || !finished.empty()) && error.code() == std::errc::file_exists)
       error.hint(
           "if an earlier run of this command completed, these are its outputs, and nothing is left to resume; "
@@ -120,44 +120,49 @@ void look_at_output(const Job& job, const CommonArguments& arguments, const Stor
 }
 
 /// Notes on staging directories of earlier runs, in the output directory and next to it.
-std::vector<std::string> look_for_earlier_runs(const Job& job, const CommonArguments& arguments, Storage& storage) {
-  std::vector<std::string> notes;
+Notes look_for_earlier_runs(const Job& job, const CommonArguments& arguments, Storage& storage) {
+  Notes notes;
   for (const EarlierRun& run : earlier_runs(storage, job)) {
     const std::string what = fmt::format("{}: {}", run.root.string(), format_bytes(run.size_bytes));
     if (run.state == EarlierRun::State::kLives)
-      notes.push_back(what + ", in use by a running reshard");
+      notes.output(what + ", in use by a running reshard").in(run.root);
     else if (run.state == EarlierRun::State::kSwaps)
-      notes.push_back(what +
-                      ", left by a run that was killed while it published its outputs: the next run into this "
-                      "directory moves the rest");
+      notes
+          .output(what +
+                  ", left by a run that was killed while it published its outputs: the next run into this "
+                  "directory moves the rest")
+          .in(run.root);
     else if (arguments.clean || (arguments.resume && run.journal == JournalFound::kNone))
       continue;  // another note will describe it
     else if (run.state == EarlierRun::State::kUnknown)
-      notes.push_back(
-          what +
-          ", left by an interrupted run, or in use by a running reshard on another machine, which cannot be "
-          "seen from here; if no reshard is running, delete it or try --clean");
+      notes
+          .output(what +
+                  ", left by an interrupted run, or in use by a running reshard on another machine, which cannot be "
+                  "seen from here; if no reshard is running, delete it or try --clean")
+          .in(run.root);
     else if (run.state == EarlierRun::State::kForeign)
-      notes.push_back(what + ", looks like a stale staging directory, but is left alone: " + run.why_foreign);
+      notes.output(what + ", looks like a stale staging directory, but is left alone: " + run.why_foreign).in(run.root);
     else if (run.journal == JournalFound::kUnreadable)
-      notes.push_back(
-          what +
-          ", left by an interrupted run, with a journal that is damaged or from another version of reshard: --clean "
-          "deletes it");
+      notes
+          .output(what +
+                  ", left by an interrupted run, with a journal that is damaged or from another version of reshard: "
+                  "--clean "
+                  "deletes it")
+          .in(run.root);
     else if (run.journal == JournalFound::kNone)
-      notes.push_back(what +
-                      ", left by an interrupted run that cannot be resumed (it has no journal): --clean deletes it");
+      notes.output(what + ", left by an interrupted run that cannot be resumed (it has no journal): --clean deletes it")
+          .in(run.root);
     else if (!arguments.resume)
-      notes.push_back(what + ", left by an interrupted run: --resume continues it, --clean deletes it");
+      notes.output(what + ", left by an interrupted run: --resume continues it, --clean deletes it").in(run.root);
   }
   return notes;
 }
 
 }  // namespace
 
-void print_notes(const std::vector<std::string>& notes) {
+void print_notes(const Notes& notes) {
   // Not shortened, since the advice is at the end. Names from files are shortened when they are added to a note.
-  for (const std::string& note : notes) print_message("reshard: note: " + with_options(note));
+  for (const Note& note : notes) print_message("reshard: note: " + with_options(note));
 }
 
 void run_job(const Command& command, const std::function<std::unique_ptr<Job>()>& plan,
@@ -175,12 +180,12 @@ void run_job(const Command& command, const std::function<std::unique_ptr<Job>()>
   planned->manifest = arguments.manifest;
   options.stores = {all_files(), open_storage(planned->output_directory)};
   Job& job = *planned;
-  for (std::string& note : idle_options(command, job)) job.notes.push_back(std::move(note));
-  const auto tell = [&](const std::string& note) {
+  job.notes.add(idle_options(command, job));
+  const auto tell = [&](const Note& note) {
     if (arguments.json)
-      job.notes.push_back(note);
+      job.notes.add(note);
     else if (!arguments.quiet)
-      print_notes({note});
+      print_notes(note);
   };
   // Before the notes, which describe changes to the tensors.
   std::exception_ptr refused;  // the error that a dry run ends with
@@ -195,7 +200,7 @@ void run_job(const Command& command, const std::function<std::unique_ptr<Job>()>
   if (arguments.talks()) print_notes(job.notes);
   together.step("look for earlier runs", progress, [&] {
     if (!together.leads()) return;
-    for (const std::string& note : look_for_earlier_runs(job, arguments, options.stores.target())) tell(note);
+    for (const Note& note : look_for_earlier_runs(job, arguments, options.stores.target())) tell(note);
   });
   options.on_note = tell;
   if (arguments.dry_run) {
@@ -216,13 +221,14 @@ void run_job(const Command& command, const std::function<std::unique_ptr<Job>()>
     const auto others = std::count_if(job.source.files.begin(), job.source.files.end(),
                                       [&](const SourceFile& file) { return job.source_digests.count(file.path) == 0; });
     if (others > 0)
-      tell(fmt::format(
-          "{} without a known SHA-256 ha{} the CRC-32 that torch.save wrote: that finds damage, not forgery",
-          others == 1 ? std::string("1 source file") : fmt::format("{} source files", others),
-          others == 1 ? "s" : "ve"));
+      tell(Note{NoteKind::kAssumed,
+                fmt::format(
+                    "{} without a known SHA-256 ha{} the CRC-32 that torch.save wrote: that finds damage, not forgery",
+                    others == 1 ? std::string("1 source file") : fmt::format("{} source files", others),
+                    others == 1 ? "s" : "ve")});
     if (count > 0)
-      tell(count == 1 ? std::string("1 source file has the expected SHA-256")
-                      : fmt::format("{} source files have the expected SHA-256", count));
+      tell(Note{NoteKind::kHint, count == 1 ? std::string("1 source file has the expected SHA-256")
+                                            : fmt::format("{} source files have the expected SHA-256", count)});
   }
   RunResult result;
   {

@@ -16,6 +16,6 @@ void run_job(const Command& command, const std::function<std::unique_ptr<Job>()>
              const CommonArguments& arguments, RunOptions options, Together& together);
 
 /// Prints each note as "reshard: note: …" on a line of standard error.
-void print_notes(const std::vector<std::string>& notes);
+void print_notes(const Notes& notes);
 
 }  // namespace reshard::cli

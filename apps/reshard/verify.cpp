@@ -120,25 +120,24 @@ void validate_used(const VerifyArguments& arguments, const UsedOptions& used,
 }
 
 /// Returns a note if --config was given and each side has its own config.json; otherwise none.
-std::vector<std::string> idle_config(const VerifyArguments& arguments, std::initializer_list<const Checkpoint*> sides) {
+Notes idle_config(const VerifyArguments& arguments, std::initializer_list<const Checkpoint*> sides) {
   const auto takes_it = [](const Checkpoint* side) { return side->config_given; };
   if (!arguments.source.config || std::any_of(sides.begin(), sides.end(), takes_it)) return {};
-  return {fmt::format("`config` has no effect: {} own config.json",
-                      sides.size() == 1 ? "A has its" : "A and B both have their")};
+  return Note{NoteKind::kNoEffect, fmt::format("`config` has no effect: {} own config.json",
+                                               sides.size() == 1 ? "A has its" : "A and B both have their")};
 }
 
 /// Returns the notes on both checkpoints and on each.
-std::vector<std::string> notes_of(const VerifyArguments& arguments, const Checkpoint& a, const Checkpoint& b) {
-  std::vector<std::string> notes;
-  const auto has = [](const Checkpoint& one, const std::string& note) {
-    return std::find(one.notes.begin(), one.notes.end(), note) != one.notes.end();
-  };
-  for (const std::string& note : a.notes)
-    if (has(b, note)) notes.push_back(note);
+Notes notes_of(const VerifyArguments& arguments, const Checkpoint& a, const Checkpoint& b) {
+  Notes notes;
+  for (const Note& note : a.notes)
+    if (b.notes.contains(note.text)) notes.add(note);
   for (const auto& [given, one, other] : {std::tuple(arguments.a, &a, &b), std::tuple(arguments.b, &b, &a)})
-    for (const std::string& note : one->notes)
-      if (!has(*other, note))
-        notes.push_back(note.starts_with(given + ":") ? note : fmt::format("{}: {}", given, note));
+    for (Note note : one->notes) {
+      if (other->notes.contains(note.text)) continue;
+      if (!note.text.starts_with(given + ":")) note.text = fmt::format("{}: {}", given, note.text);
+      notes.add(std::move(note));
+    }
   return notes;
 }
 
@@ -188,7 +187,7 @@ int run_verify_sums(const Command& command, const VerifyArguments& arguments, co
     result = verify_files(arguments.a, files, options, together);
   }
   ComparisonReport report{.a = arguments.a, .b = file};
-  if (!result.unlisted.empty()) report.notes.push_back(unlisted_note(file, result));
+  if (!result.unlisted.empty()) report.notes.mismatch(unlisted_note(file, result)).in(file);
   report.found = std::move(result);
   if (arguments.talks()) print_notes(report.notes);
   return finish(arguments, report);
@@ -223,8 +222,8 @@ int run_verify_tensors(const Command& command, const VerifyArguments& arguments,
             : read_side(files, arguments.a, config_of(arguments.source), arguments, false, used);
     add_states(a.map, std::move(a.states.map));
     validate_used(arguments, used, {&a});
-    for (std::string& note : idle_replica_options(command, {&a.map})) a.notes.push_back(std::move(note));
-    for (std::string& note : idle_config(arguments, {&a})) a.notes.push_back(std::move(note));
+    a.notes.add(idle_replica_options(command, {&a.map}));
+    a.notes.add(idle_config(arguments, {&a}));
   });
   if (arguments.talks()) print_notes(a.notes);
   ManifestVerification result;
@@ -239,10 +238,13 @@ int run_verify_tensors(const Command& command, const VerifyArguments& arguments,
     if (compares_files) result.files = verify_manifest_files(manifest, arguments.a, options, together);
   }
   report.notes = a.notes;
-  if (result.states_left > 0) report.notes.push_back(states_left_note(result.states_left, a));
-  if (result.files && !result.files->unlisted.empty()) report.notes.push_back(unlisted_note(file, *result.files));
+  if (result.states_left > 0) report.notes.left_out(states_left_note(result.states_left, a)).in(file);
+  if (result.files && !result.files->unlisted.empty())
+    report.notes.mismatch(unlisted_note(file, *result.files)).in(file);
   report.found = std::move(result);
-  if (arguments.talks()) print_notes({report.notes.begin() + std::ssize(a.notes), report.notes.end()});
+  Notes found = report.notes;
+  found.remove(a.notes);
+  if (arguments.talks()) print_notes(found);
   return finish(arguments, report);
 }
 
@@ -292,7 +294,7 @@ std::vector<std::string> compare_values(Files& files, Checkpoint& a, Checkpoint&
     read_number_tensors(files, one->map.files, one->states, other->states);
     const std::size_t masters = leave_lone_masters(one->states, other->states);
     if (masters > 0 && !wants_master_weights(options))  // otherwise they are compared as the model's weights
-      one->notes.push_back(fmt::format("{} master weights are not compared: the other optimizer has none", masters));
+      one->notes.left_out(fmt::format("{} master weights are not compared: the other optimizer has none", masters));
   }
   return different_values(a.states, b.states);
 }
@@ -302,7 +304,7 @@ void note_trainer_files(Files& files, Checkpoint& side) {
   if (side.states.empty()) return;
   std::vector<std::string> names;
   for (const CopiedFile& file : trainer_files(files, side)) names.push_back(file.path.string());
-  if (!names.empty()) side.notes.push_back("the trainer's files are not compared: " + list_names(names));
+  if (!names.empty()) side.notes.left_out("the trainer's files are not compared: " + list_names(names));
 }
 
 /// Notes that tensors of `side` may be the other's under other names, or packed, if only the other's model is known.
@@ -312,7 +314,7 @@ void note_unknown_model(Checkpoint& side, const Checkpoint& other) {
   if (std::any_of(logical.begin(), logical.end(), [&](const LogicalTensor& tensor) {
         return !tensor.constant() && !other.map.find_logical(tensor.name);
       }))
-    side.notes.emplace_back(
+    side.notes.assumed(
         "its config.json is unknown, so tensors with other names, or packed into others, are compared unchanged: set "
         "`config` to its path");
 }
@@ -332,8 +334,8 @@ void add_unread(Checkpoint& a, Checkpoint& b) {
         .in(a.path)
         .hint("set `fused-model` to target to compare the model alone");
   for (const auto& [side, unread] : {std::pair(&a, &of_a), std::pair(&b, &of_b)}) {
-    for (const std::string& note : side->unread_notes) std::erase(side->notes, note);
-    side->notes.emplace_back(
+    side->notes.remove(side->unread_notes);
+    side->notes.chosen(
         "adapters, drafts and Medusa's heads are compared as each rank stores them: `fused-model` target compares the "
         "model alone");
     side->map.append(std::move(*unread), "");
@@ -368,8 +370,8 @@ int run_verify(const Command& command, const VerifyArguments& arguments, Togethe
     validate_used(arguments, used, {&a, &b});
   });
   report.notes = notes_of(arguments, a, b);
-  for (std::string& note : idle_replica_options(command, {&a.map, &b.map})) report.notes.push_back(std::move(note));
-  for (std::string& note : idle_config(arguments, {&a, &b})) report.notes.push_back(std::move(note));
+  report.notes.add(idle_replica_options(command, {&a.map, &b.map}));
+  report.notes.add(idle_config(arguments, {&a, &b}));
   if (arguments.talks()) print_notes(report.notes);
   options.progress = &progress;
   options.on_divergence = [&](Divergence one) { report.divergent.push_back(std::move(one)); };
@@ -380,8 +382,7 @@ int run_verify(const Command& command, const VerifyArguments& arguments, Togethe
     const ProgressBar bar(progress, bytes, "comparing", arguments.progress, arguments.quiet);
     report.found = verify(a.map, b.map, how, options, together);
   }
-  if (arguments.json)
-    for (std::string& note : divergent_notes(report.divergent)) report.notes.push_back(std::move(note));
+  if (arguments.json) report.notes.add(divergent_notes(report.divergent));
   return finish(arguments, report);
 }
 

@@ -219,8 +219,8 @@ class GoldenRun {
     return field->is_string() ? std::vector<std::string>{*field} : field->get<std::vector<std::string>>();
   }
 
-  void check_notes(const std::vector<std::string>& notes, Fields& expect) const {
-    const std::string all = fmt::format("{}", fmt::join(notes, "\n"));
+  void check_notes(const Notes& notes, Fields& expect) const {
+    const std::string all = fmt::format("{}", fmt::join(notes.texts(), "\n"));
     for (const std::string& text : texts(expect.find("notes"))) CHECK_THAT(all, Says(text));
     for (const std::string& text : texts(expect.find("no_notes"))) CHECK_THAT(all, !Says(text));
   }

@@ -118,7 +118,7 @@ TEST_CASE("Replicas in FSDP's files of ranks are compared, and wrappers taken ou
   const TempDir temp;
   fs::copy(testdata("golden/fsdp_ranks/llama-hsdp2x2/sharded"), temp / "ranks", fs::copy_options::recursive);
   const Checkpoint checkpoint = read_checkpoint(temp / "ranks", {ConfigUse::kStrict});
-  const std::string notes = nlohmann::json(checkpoint.notes).dump();
+  const std::string notes = nlohmann::json(checkpoint.notes.texts()).dump();
   CHECK_THAT(notes, Says("names of tensors are read without _orig_mod"));
   CHECK_THAT(notes, Says("8 files of the optimizer and the trainer"));
   const auto norm = checkpoint.map.find_logical("model.norm.weight");

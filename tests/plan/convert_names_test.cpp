@@ -127,9 +127,9 @@ TEST_CASE("A pattern that matches nothing is noted with its option") {
   request.names.keep.emplace_back("keep", "^y");
   request.names.keep.emplace_back("keep", "^a");
   add_rename(request, "^z=q");
-  CHECK(plan_convert(request)->notes == std::vector<std::string>{"`drop` ^x matches no tensor",
-                                                                 "`keep` ^y matches no tensor",
-                                                                 "`rename` ^z matches no tensor"});
+  CHECK(plan_convert(request)->notes.texts() == std::vector<std::string>{"`drop` ^x matches no tensor",
+                                                                         "`keep` ^y matches no tensor",
+                                                                         "`rename` ^z matches no tensor"});
 }
 
 TEST_CASE("Patterns and renames that are none are usage errors that show them") {

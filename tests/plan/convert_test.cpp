@@ -49,8 +49,9 @@ TEST_CASE("A note of a cast names the dtype of the model, but not where float64 
   cast(local_storage(), draft, request);
   CHECK(draft.wanted[0].dtype == DType::kBF16);
   CHECK(draft.wanted[1].dtype == DType::kF32);
-  std::sort(draft.source.notes.begin(), draft.source.notes.end());
-  CHECK(draft.source.notes ==
+  std::vector<std::string> notes = draft.source.notes.texts();
+  std::sort(notes.begin(), notes.end());
+  CHECK(notes ==
         std::vector<std::string>{"1 tensor is cast to BF16, the model's dtype", "2 tensors are cast from F64 to F32"});
   using enum Applied::Transform;
   std::vector<Applied> casts{{kCast, 1, DType::kBF16}, {kCast, 2, DType::kF32}};

@@ -102,7 +102,7 @@ TEST_CASE("Adapters of earlier steps next to one are not read, with a note, and 
   add("run/checkpoint-5");
   const Checkpoint run = read_checkpoint(files, "run", {ConfigUse::kLenient});
   CHECK(run.adapters.size() == 1);
-  CHECK(run.notes == std::vector<std::string>{"left out the adapters of earlier steps: checkpoint-5"});
+  CHECK(run.notes.texts() == std::vector<std::string>{"left out the adapters of earlier steps: checkpoint-5"});
   add("run/other");
   const Checkpoint two = read_checkpoint(files, "run", {ConfigUse::kLenient});
   CHECK(two.adapters.size() == 2);

@@ -29,14 +29,14 @@ struct LackingModel {
   }
   /// The notes of the plan that contain `part`.
   std::vector<std::string> notes(const Request& request, const std::string& part) {
-    std::vector<std::string> notes = plan_convert(files, request)->notes;
+    std::vector<std::string> notes = plan_convert(files, request)->notes.texts();
     std::erase_if(notes, [&](const std::string& note) { return note.find(part) == note.npos; });
     return notes;
   }
   MemoryFiles files;
 };
 
-using Notes = std::vector<std::string>;
+using Sentences = std::vector<std::string>;
 constexpr const char* kAsksFor = "config.json asks for";
 
 bool copies(const Job& job, const fs::path& source, const fs::path& path) {
@@ -73,7 +73,7 @@ TEST_CASE("Tensors that rules drop or rename away are counted, where config.json
   LackingModel model;
   struct Row {
     std::vector<const char*> rename, drop, keep;
-    Notes notes;
+    Sentences notes;
   };
   const Row rows[] = {
       {{}, {}, {}, {}},
@@ -93,8 +93,8 @@ TEST_CASE("Tensors that rules drop or rename away are counted, where config.json
       CHECK(model.notes(request, "missing").empty());
       request.allow_missing = true;
       const bool misses = !row.notes.empty();
-      CHECK(model.notes(request, "missing") ==
-            Notes{std::string("`allow-missing` has no effect: no ") + (misses ? "other " : "") + "tensor is missing"});
+      CHECK(model.notes(request, "missing") == Sentences{std::string("`allow-missing` has no effect: no ") +
+                                                         (misses ? "other " : "") + "tensor is missing"});
     }
 }
 
@@ -152,7 +152,7 @@ TEST_CASE("Every file of weights that is not read is named in one note, with an 
       LackingModel model(count);
       for (const std::string& name : strangers) model.files.write(fs::path("/m") / name, "x");
       CHECK(model.notes(model.request(to), "extra.safetensors") ==
-            Notes{"left out, as they are not among the model's weights: " + list});
+            Sentences{"left out, as they are not among the model's weights: " + list});
     }
 }
 
@@ -169,7 +169,7 @@ TEST_CASE("Strangers are named where no config.json makes the directory a model'
   model.files.remove("/m/config.json");
   model.files.write("/m/extra.safetensors", "x");
   CHECK(model.notes(model.request("hf"), "left out") ==
-        Notes{"left out, as it is not among the model's weights: extra.safetensors"});
+        Sentences{"left out, as it is not among the model's weights: extra.safetensors"});
 }
 
 TEST_CASE("With config.json from elsewhere, the tokenizer next to it comes along, else the checkpoint's own") {
@@ -187,7 +187,7 @@ TEST_CASE("With config.json from elsewhere, the tokenizer next to it comes along
   for (const char* name : {"tokenizer.json", "tokenizer_config.json", "vocab.json", "special_tokens_map.json"})
     CHECK(copies(*job, fs::path("/cfg") / name, name));
   CHECK(job->copied_files.size() == 5);  // with config.json
-  CHECK(model.notes(request, "tokenizer") == Notes{"used the tokenizer of /cfg, and left out the one in /m"});
+  CHECK(model.notes(request, "tokenizer") == Sentences{"used the tokenizer of /cfg, and left out the one in /m"});
 }
 
 TEST_CASE("Defaults of generation next to a config.json from elsewhere are no tokenizer") {
@@ -205,7 +205,7 @@ TEST_CASE("A tokenizer that another model left in the output directory is named"
   LackingModel model;
   model.files.write("/out/tokenizer.json", "another");
   CHECK(model.notes(model.request("hf"), "stays in the output directory") ==
-        Notes{"tokenizer.json stays in the output directory, and may belong to another model"});
+        Sentences{"tokenizer.json stays in the output directory, and may belong to another model"});
   model.files.write("/m/tokenizer.json", "own");
   CHECK(model.notes(model.request("hf"), "stays").empty());
 }
@@ -218,7 +218,7 @@ TEST_CASE("The tokenizer of a model's own directory takes precedence over one ne
   CHECK(copies(*plan_convert(model.files, request), "/cfg/tokenizer.json", "tokenizer.json"));
   model.files.write("/m/tokenizer.json", "own");
   CHECK(copies(*plan_convert(model.files, request), "/m/tokenizer.json", "tokenizer.json"));
-  CHECK(model.notes(request, "tokenizer") == Notes{"used the tokenizer of /m, and left out the one in /cfg"});
+  CHECK(model.notes(request, "tokenizer") == Sentences{"used the tokenizer of /m, and left out the one in /cfg"});
 }
 
 }  // namespace

@@ -87,7 +87,7 @@ TensorMap consolidated(const fs::path& source, const fs::path& output, const Req
 }
 
 std::string joined_notes(const Job& job) {
-  return fmt::format("{}\n", fmt::join(job.notes, "\n"));
+  return fmt::format("{}\n", fmt::join(job.notes.texts(), "\n"));
 }
 
 }  // namespace reshard::test

@@ -76,7 +76,7 @@ RunResult run_with_others(JobRun& run, const Job& job, const RunOptions& options
     together.step("publish", progress, publish, clean_up);
   } catch (const RankLost& lost) {
     if (!published) throw;
-    result.notes.push_back(std::string("the outputs are complete, but then this rank ") + lost.what());
+    result.notes.output(std::string("the outputs are complete, but then this rank ") + lost.what());
   }
   return result;
 }

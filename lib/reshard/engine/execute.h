@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "reshard/base/note.h"
 #include "reshard/engine/move/run_options.h"
 #include "reshard/engine/ranks/together.h"
 #include "reshard/engine/units/share_report.h"
@@ -17,7 +18,7 @@ struct RunResult {
   std::uint64_t files = 0;            // written
   std::uint64_t read_bytes = 0;       // of tensors, including compared ones; without an earlier run's reads
   std::vector<Divergence> divergent;  // replicas with allowed differences, sorted by their texts
-  std::vector<std::string> notes;     // further notes for the user, whole sentences
+  Notes notes;                        // further notes for the user
   /// Target tensors that are the mean of differing tensors, in the program's order.
   std::vector<std::string> inexact;
   /// Target tensors with values beyond the range of their dtype, and the number of these values, likewise.

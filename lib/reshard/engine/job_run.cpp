@@ -66,9 +66,9 @@ JobRun::JobRun(const Job& job, RunOptions options)
 void JobRun::prepare(std::uint32_t ranks) {
   start_ = std::chrono::steady_clock::now();
   Storage& storage = options_.stores.target();
-  for (std::string& text : finish_swaps(storage, job_)) note(std::move(text));
+  note(finish_swaps(storage, job_));
   if (options_.clean)  // first: staging directories are removed even if the output is complete by now
-    for (std::string& text : clean(storage, job_)) note(std::move(text));
+    note(clean(storage, job_));
   try {
     validate_output(options_.stores, job_);
   } catch (Error& error) {
@@ -81,7 +81,7 @@ void JobRun::prepare(std::uint32_t ranks) {
     take_over(std::move(*earlier));
   } else {
     if (options_.resume)  // first: the space may be needed
-      for (std::string& text : clean_without_journal(storage, job_)) note(std::move(text));
+      note(clean_without_journal(storage, job_));
     try {
       OutputSpace space = output_space(storage, job_);
       if (ranks > 1) space.needed_bytes += deal(ranks, true).pages.size_bytes();  // which are written twice
@@ -91,25 +91,24 @@ void JobRun::prepare(std::uint32_t ranks) {
       throw;
     }
     staging_.emplace(job_, options_.stores);
-    if (options_.resume) note("nothing to resume: starting from scratch");
+    if (options_.resume) note(Note{NoteKind::kOutput, "nothing to resume: starting from scratch"});
     prepared_.root = staging_->root();
     create_files();
   }
   prepared_.has_lock = staging_->is_locked();
   if (options_.resume && !prepared_.has_lock)
     note(
-        fmt::format("the file system of {}, or the kernel, has no locks, so an interrupted run cannot be resumed there",
-                    prepared_.root.string()));
+        Note{NoteKind::kOutput, fmt::format("the file system of {}, or the kernel, has no locks, so an interrupted run "
+                                            "cannot be resumed there",
+                                            prepared_.root.string())});
   for (const CopiedFile& file : job_.copied_files) copy_file(options_, file, *staging_);
   for (const TextFile& file : job_.text_files)
     if (!file.is_last) write_text(options_, file, *staging_);
 }
 
-void JobRun::note(std::string text) {
-  if (options_.on_note)
-    options_.on_note(text);
-  else
-    notes_.push_back(std::move(text));
+void JobRun::note(const Notes& notes) {
+  if (!options_.on_note) return notes_.add(notes);
+  for (const Note& one : notes) options_.on_note(one);
 }
 
 /// Continues in the staging directory of a dead run.
@@ -396,11 +395,11 @@ RunResult JobRun::publish(ShareReport report) {
   result.resumed_bytes = resumed_bytes_;
   result.notes = std::move(notes_);
   if (journal_ && journal_->is_full())
-    result.notes.push_back(
+    result.notes.output(
         "there was no space for the journal: if this run had been killed, `resume` could not have continued it");
   if (job_.manifest) write_manifest(report, result);
   if (options_.progress) options_.progress->phase = RunPhase::kPublishing;
-  std::vector<std::string> notes;
+  Notes notes;
   try {
     notes = staging_->publish(options_.sync);
   } catch (...) {
@@ -408,7 +407,7 @@ RunResult JobRun::publish(ShareReport report) {
     throw;
   }
   journal_.reset();
-  result.notes.insert(result.notes.end(), notes.begin(), notes.end());
+  result.notes.add(notes);
   result.divergent = std::move(report.divergent);
   std::sort(result.divergent.begin(), result.divergent.end(),  // threads find them in any order
             [](const Divergence& a, const Divergence& b) { return a.text < b.text; });
@@ -427,9 +426,7 @@ RunResult JobRun::publish(ShareReport report) {
   result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
   staging_.reset();  // also deletes replaced outputs
   // Otherwise a job that is killed and restarted repeatedly fills the disk with unusable directories.
-  if (options_.resume)
-    for (std::string& text : clean_after_resume(options_.stores.target(), job_))
-      result.notes.push_back(std::move(text));
+  if (options_.resume) result.notes.add(clean_after_resume(options_.stores.target(), job_));
   return result;
 }
 

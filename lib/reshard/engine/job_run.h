@@ -96,7 +96,7 @@ class JobRun {
  private:
   void create_files();
   void take_over(Resumable earlier);
-  void note(std::string text);
+  void note(const Notes& notes);
   bool journals() const { return options_.journal && options_.sync && prepared_.has_lock; }
   std::uint32_t unit_count() const;
   void begin_journal(std::uint32_t share);
@@ -113,7 +113,7 @@ class JobRun {
   std::unique_ptr<FileLock> lock_;   // processes other than the leader
   std::uint64_t resumed_bytes_ = 0;  // bytes written
   std::uint64_t resumed_read_bytes_ = 0;
-  std::vector<std::string> notes_;
+  Notes notes_;
   std::vector<UnitReport> earlier_;           // reports of the earlier run; leader only
   std::set<std::uint32_t> ran_;               // shares run so far
   std::unique_ptr<PageFragments> fragments_;  // the last share's

@@ -69,13 +69,13 @@ bool is_peft_directory(Files& files, const fs::path& directory) {
 /// Returns the adapters in `directory`: its own, named `usual`, and those in its folders without shards. Earlier steps of
 /// a training run are left out with a note, unless there are only steps.
 std::vector<PeftDirectory> peft_directories(Files& files, const fs::path& directory, const std::string& usual,
-                                            std::vector<std::string>& notes) {
+                                            Notes& notes) {
   std::vector<PeftDirectory> found;
   if (is_peft_directory(files, directory)) found.push_back({usual, directory});
   PeftFolders folders = files.is_directory(directory) ? peft_folders_in(files, directory) : PeftFolders();
   if (found.empty() && folders.adapters.empty()) folders.adapters.swap(folders.steps);
   for (const std::string& name : folders.adapters) found.push_back({name, directory / name});
-  if (!folders.steps.empty()) notes.push_back(note_on_steps(folders.steps));
+  if (!folders.steps.empty()) notes.left_out(note_on_steps(folders.steps));
   if (found.empty() && (folders.has_shards || !find_adapter_folders(files, directory).empty()))
     throw Error(ErrorKind::kUsage, "contains sharded adapters, and not those that PEFT saved")
         .in(directory)
@@ -202,8 +202,7 @@ std::string note_on_steps(const std::vector<std::string>& folders) {
   return "left out the adapters of earlier steps: " + list_names(folders, SIZE_MAX);
 }
 
-std::vector<PeftDirectory> find_peft_adapters(Files& files, const std::vector<fs::path>& directories,
-                                              std::vector<std::string>& notes) {
+std::vector<PeftDirectory> find_peft_adapters(Files& files, const std::vector<fs::path>& directories, Notes& notes) {
   std::vector<PeftDirectory> all;
   for (const fs::path& directory : directories) {
     const std::string usual = all.empty() ? kDefaultAdapter : files.resolve(directory).filename().string();

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "reshard/base/error.h"
+#include "reshard/base/note.h"
 #include "reshard/io/files.h"
 #include "reshard/layouts/core/layout.h"
 #include "reshard/layouts/peft/adapter_folders.h"
@@ -29,7 +30,7 @@ struct FoundCheckpoint {
       shards{};  // the directory itself, or a folder in it; not looked for if kWhole finds whole tensors
   std::filesystem::path adapter_file{};         // weights of an adapter that PEFT saved there; may be empty
   std::vector<AdapterFolder> adapter_shards{};  // the adapters, if the path refers to those rather than to a model
-  std::vector<std::string> notes{};             // how it was found, for the user, as whole sentences
+  Notes notes{};                                // how it was found, for the user
   std::optional<Error> ambiguity{};             // of the shards next to finished weights, which reading throws
 
   /// Whether the directory is itself a checkpoint, and not that of a training run.
@@ -82,6 +83,6 @@ struct PeftDirectory {
 /// others are named after their directories, and adapters in folders after these folders. Adds to `notes`.
 /// \throws Error kBadInput for a directory without an adapter; kUsage for two adapters of the same name.
 std::vector<PeftDirectory> find_peft_adapters(Files& files, const std::vector<std::filesystem::path>& directories,
-                                              std::vector<std::string>& notes);
+                                              Notes& notes);
 
 }  // namespace reshard

@@ -195,7 +195,7 @@ void validate_no_rank(Files& files, Checkpoint& checkpoint, ConfigUse use) {
   if (!error && is_file) validate_no_number(files, checkpoint, use);
   if (!error) return;
   if (use != ConfigUse::kLenient) throw Error(*error);
-  checkpoint.notes.push_back(error->with_hint());
+  checkpoint.notes.mismatch(error->with_hint()).in(error->path());
 }
 
 /// Reads a single file. If this fails, reports whether the file is part of a checkpoint.
@@ -228,8 +228,10 @@ Checkpoint read_file(Files& files, const fs::path& path, const ReadContext& cont
     const KnownModel known = known_model(files, checkpoint, context, described);
     checkpoint.old_names = take_out_wrappers(containers, known, checkpoint.notes);
     if (has_rank_name(files, path) && !explain_lone_rank(files, path))
-      checkpoint.notes.push_back(fmt::format(
-          "{} has the name of rank 0: if there were other ranks, these are parts of the tensors", path.string()));
+      checkpoint.notes
+          .assumed(fmt::format("{} has the name of rank 0: if there were other ranks, these are parts of the tensors",
+                               path.string()))
+          .in(path);
   }
   recognise_quantization(files, checkpoint, containers, context);
   return read_whole_files(files, std::move(checkpoint), containers, context);
@@ -261,7 +263,7 @@ void note_idle_options(Checkpoint& checkpoint, const OptionValues& values) {
                         layout_names([&](const Layout& layout) { return find(layout) != nullptr; }));
     else if (own->why_source_idle != nullptr && !(why = own->why_source_idle(checkpoint)).empty())
       why.insert(0, ": ");
-    if (!why.empty()) checkpoint.notes.push_back(fmt::format("`from-{}` has no effect{}", name, why));
+    if (!why.empty()) checkpoint.notes.no_effect(fmt::format("`from-{}` has no effect{}", name, why));
   }
 }
 
@@ -285,7 +287,7 @@ Checkpoint read_peft_directory(Files& files, const FoundCheckpoint& found, const
                                 : read_peft_adapters(files, {found.path});
   if (!alone && !context.config.path.empty() && !context.config.where_missing)
     find_config(files, checkpoint, context.config);  // the base model's, to shard them
-  if (alone && !folders.steps.empty()) checkpoint.notes.push_back(note_on_steps(folders.steps));
+  if (alone && !folders.steps.empty()) checkpoint.notes.left_out(note_on_steps(folders.steps));
   note_idle_options(checkpoint, context.options);
   return checkpoint;
 }
@@ -294,9 +296,11 @@ Checkpoint read_peft_directory(Files& files, const FoundCheckpoint& found, const
 void note_shards_beside(Checkpoint& checkpoint, const FoundLayout& shards) {
   fs::path other = shards.path;
   if (other == checkpoint.path) other /= shards.layout->traits().folder;
-  checkpoint.notes.push_back(
-      fmt::format("there is also a sharded checkpoint in {}; reading the Hugging Face weights{}", shards.path.string(),
-                  other.has_filename() ? fmt::format("; give {} to read the shards", other.string()) : ""));
+  checkpoint.notes
+      .left_out(fmt::format("there is also a sharded checkpoint in {}; reading the Hugging Face weights{}",
+                            shards.path.string(),
+                            other.has_filename() ? fmt::format("; give {} to read the shards", other.string()) : ""))
+      .in(shards.path);
 }
 
 /// Notes problems that are errors in other commands: tensors of the model that are missing or have other shapes.
@@ -306,17 +310,21 @@ void note_misfits(Checkpoint& checkpoint) {
   try {
     const auto besides = validate_trained_against_model(checkpoint.map, *checkpoint.model, checkpoint.path);
     if (!besides.empty() && !checkpoint.beside_model)
-      checkpoint.notes.push_back(fmt::format("{} does not explain these tensors: {}", config, list_names(besides)));
+      checkpoint.notes.mismatch(fmt::format("{} does not explain these tensors: {}", config, list_names(besides)))
+          .of(besides);
   } catch (const Error& error) {
     if (error.kind() == ErrorKind::kUnsupported)
-      checkpoint.notes.push_back(error.what());
+      checkpoint.notes.mismatch(error.what()).in(error.path());
     else if (checkpoint.config_given)
-      checkpoint.notes.push_back(fmt::format("{} seems to belong to another model: {}", config, error.what()));
+      checkpoint.notes.mismatch(fmt::format("{} seems to belong to another model: {}", config, error.what()))
+          .in(checkpoint.config);
     else
-      checkpoint.notes.push_back(fmt::format(
-          "{}: {}", error.what(),
-          error.hint().empty() ? fmt::format("the checkpoint is incomplete, or {} belongs to another model", config)
-                               : error.hint()));
+      checkpoint.notes
+          .mismatch(fmt::format(
+              "{}: {}", error.what(),
+              error.hint().empty() ? fmt::format("the checkpoint is incomplete, or {} belongs to another model", config)
+                                   : error.hint()))
+          .in(error.path());
   }
 }
 
@@ -326,7 +334,7 @@ void note_emptied(Checkpoint& checkpoint) {
   const auto emptied = emptied_parameters(checkpoint.map.logical, nullptr);
   if (emptied.empty()) return;
   const Error error = emptied_error(emptied);
-  checkpoint.notes.push_back(fmt::format("{}: {}", error.what(), error.hint()));
+  checkpoint.notes.mismatch(fmt::format("{}: {}", error.what(), error.hint())).in(error.path());
 }
 
 /// Notes which other system the names belong to, if no model explains them.
@@ -336,7 +344,7 @@ void note_strangers(Checkpoint& checkpoint) {
   names.reserve(checkpoint.map.logical.size());
   for (const LogicalTensor& tensor : checkpoint.map.logical) names.push_back(tensor.name);
   if (const auto stranger = stranger_among(names, nullptr))
-    checkpoint.notes.push_back(fmt::format("{}, so names and shapes are kept; {}", stranger->what(), stranger->hint()));
+    checkpoint.notes.mismatch(fmt::format("{}, so names and shapes are kept; {}", stranger->what(), stranger->hint()));
 }
 
 /// \throws Error kUnsupported instead of the layout's own error if the files show that another system wrote them, unless
@@ -510,15 +518,19 @@ Checkpoint read_any(Files& files, const FoundCheckpoint& found, const ReadContex
   if (!found.adapter_shards.empty()) return read_adapters(files, found, context);
   if (!found.whole && !found.adapter_beside_state(files).empty()) {
     Checkpoint adapter = read_peft_directory(files, found, peft_folders_in(files, path), context);
-    adapter.notes.push_back(
-        fmt::format("the training state next to the adapter is left out; to read it, give {}", shards->path.string()));
+    adapter.notes
+        .left_out(fmt::format("the training state next to the adapter is left out; to read it, give {}",
+                              shards->path.string()))
+        .in(shards->path);
     return adapter;
   }
   if (shards && (!found.whole || found.whole->is_empty)) {
     Checkpoint checkpoint = read(files, *shards, context);
     if (!found.adapter_file.empty())
-      checkpoint.notes.push_back(
-          fmt::format("there is also an adapter, which is left out; to read it, give {}", found.adapter_file.string()));
+      checkpoint.notes
+          .left_out(fmt::format("there is also an adapter, which is left out; to read it, give {}",
+                                found.adapter_file.string()))
+          .in(found.adapter_file);
     return checkpoint;
   }
   if (!shards && !found.whole) {
@@ -546,7 +558,7 @@ Checkpoint read_checkpoint(Files& files, const FoundCheckpoint& found, const Rea
     return checkpoint;
   };
   Checkpoint checkpoint = read_unless_swapping(files, found.path, read_kind);
-  checkpoint.notes.insert(checkpoint.notes.begin(), found.notes.begin(), found.notes.end());
+  checkpoint.notes.add_before(found.notes);
   return checkpoint;
 }
 
@@ -556,7 +568,7 @@ Checkpoint read_checkpoint(Files& files, const fs::path& path, const ReadContext
 
 Checkpoint read_peft_adapters(Files& files, const std::vector<fs::path>& directories) {
   std::vector<Checkpoint> adapters;
-  std::vector<std::string> notes;
+  Notes notes;
   for (const PeftDirectory& adapter : find_peft_adapters(files, directories, notes)) {
     adapters.push_back(read_peft_adapter(files, adapter, {.use = ConfigUse::kLenient}));
     if (adapters.back().map.logical.empty())
@@ -565,7 +577,7 @@ Checkpoint read_peft_adapters(Files& files, const std::vector<fs::path>& directo
           .hint("save the adapter again, or fetch the file again");
   }
   Checkpoint joint = join_adapters(directories.front(), std::move(adapters));
-  joint.notes.insert(joint.notes.begin(), notes.begin(), notes.end());
+  joint.notes.add_before(notes);
   return joint;
 }
 

@@ -86,14 +86,14 @@ ReadContext context_of(const Request& request, const Layout* target) {
 /// Reads adapters that PEFT saved; of the directory of a run, the step that find_checkpoint chooses.
 Checkpoint read_adapters(Files& files, const std::vector<fs::path>& directories) {
   std::vector<fs::path> paths;
-  std::vector<std::string> notes;
+  Notes notes;
   for (const fs::path& directory : directories) {
     FoundCheckpoint found = find_checkpoint(files, directory, {}, SourceKind::kAny);
     paths.push_back(std::move(found.path));
-    std::move(found.notes.begin(), found.notes.end(), std::back_inserter(notes));
+    notes.add(found.notes);
   }
   Checkpoint adapters = read_peft_adapters(files, paths);
-  adapters.notes.insert(adapters.notes.begin(), notes.begin(), notes.end());
+  adapters.notes.add_before(notes);
   return adapters;
 }
 
@@ -141,7 +141,7 @@ void note_adapters_left(Files& files, Checkpoint& model) {
   for (const AdapterFolder& adapter : find_adapter_folders(files, model.directory))
     folders.push_back(adapter.shards.directory.filename().string());
   if (!folders.empty())
-    model.notes.push_back(
+    model.notes.left_out(
         fmt::format("only the model is consolidated, not the adapters next to it: {}; give {} to consolidate one",
                     list_names(folders), (model.directory / folders.front()).string()));
 }
@@ -150,7 +150,7 @@ void note_adapters_left(Files& files, Checkpoint& model) {
 void take_model_dtypes(Files& files, const Request& request, Checkpoint& source) {
   const fs::path dtypes = take_original_dtypes(files, source);
   if (!dtypes.empty() && !request.dtype)
-    source.notes.push_back(
+    source.notes.changed(
         fmt::format("tensors have the dtypes from before training, which {} records; `dtype` "
                     "chooses another",
                     dtypes.filename().string()));

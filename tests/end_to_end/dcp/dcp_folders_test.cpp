@@ -32,7 +32,7 @@ void copy_run(const fs::path& from, const fs::path& to) {
 }
 
 std::string notes_of(const fs::path& run) {
-  return join(read_checkpoint(run, {}).notes, "\n");
+  return join(read_checkpoint(run, {}).notes.texts(), "\n");
 }
 
 TEST_CASE("Two names of one folder, as accelerate wants them, are one checkpoint") {
@@ -119,7 +119,7 @@ TEST_CASE("The optimizer beside the model is counted by its metadata alone, and 
   }
   CHECK(checkpoint.beside_model->other.tensors == 0);
   CHECK(checkpoint.leaves_states);
-  const std::string notes = join(checkpoint.notes, "\n");
+  const std::string notes = join(checkpoint.notes.texts(), "\n");
   CHECK_THAT(notes, Says("75 tensors of optimizer state ("));
   CHECK_THAT(notes, Says("left out 11 entries that are not tensors, such as optimizer.param_groups.0.lr"));
   const auto steps = storage.steps();
@@ -178,7 +178,7 @@ TEST_CASE("An optimizer beside the model that cannot be read does not keep the m
   CHECK(checkpoint.map.logical.size() == 25);
   CHECK(checkpoint.beside_model->optimizer.tensors == 0);
   CHECK(checkpoint.leaves_states);
-  const std::string notes = join(checkpoint.notes, "\n");
+  const std::string notes = join(checkpoint.notes.texts(), "\n");
   CHECK_THAT(notes, Says("the optimizer next to the model is not counted: "));
   CHECK_THAT(notes, Says("optimizer_0/.metadata"));
   check_refused([&] { convert(run_request(temp / "run", temp / "out", 2)); },
@@ -209,7 +209,7 @@ TEST_CASE("A model that nobody knows has the same names with its optimizer and w
     REQUIRE(checkpoint.map.logical.size() == 2);
     CHECK(checkpoint.map.find_logical("a.weight"));
     CHECK(checkpoint.map.find_logical("b.weight"));
-    CHECK_THAT(join(checkpoint.notes, "\n"), Says("without the prefix model., as in the optimizer"));
+    CHECK_THAT(join(checkpoint.notes.texts(), "\n"), Says("without the prefix model., as in the optimizer"));
     CHECK(checkpoint.states.of.size() == (with_optimizer ? 3 : 0));
   }
 }

@@ -25,7 +25,7 @@ TEST_CASE("What torchtitan has, and the model has no values for, is noted") {
   const TempDir temp;
   write_case(family_case("qwen3_moe"), temp / "model");
   const auto job = plan_convert(convert_request(temp / "model", temp / "dcp", with_names("torchtitan-0.2")));
-  CHECK_THAT(join(job->notes, "\n"), Says("layers.*.moe.expert_bias"));
+  CHECK_THAT(join(job->notes.texts(), "\n"), Says("layers.*.moe.expert_bias"));
 }
 
 TEST_CASE("What torchtitan 0.2 wrote is written again, chunk by chunk") {

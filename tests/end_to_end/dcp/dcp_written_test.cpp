@@ -138,7 +138,7 @@ TEST_CASE("A prefix from under which the model would not come back is refused, w
     RequestFields fields = with_prefix(prefix);
     fields.with_optimizer = optimizer;
     const Request request = convert_request(source, temp / "out", fields);
-    if (as.empty()) return plan_convert(request)->notes;
+    if (as.empty()) return plan_convert(request)->notes.texts();
     const Error error =
         check_refused([&] { convert(request); }, {.kind = ErrorKind::kUsage, .unwritten = temp / "out"});
     CHECK_FALSE(error.tensor().empty());

@@ -37,7 +37,7 @@ TEST_CASE(
     "Files in serialize_path itself are read as those in weights/ are, with a config.json next to them or elsewhere") {
   const TempDir temp;
   const auto job = plan_shard(shard_request(kModel, temp / "out", presharded()));
-  CHECK(job->notes.back().find("the files in weights/ like those of its shard_checkpoint") != std::string::npos);
+  CHECK(job->notes.back().text.find("the files in weights/ like those of its shard_checkpoint") != std::string::npos);
   execute(*job, unsynced());
   fs::copy(temp / "out/weights", temp / "serialize_path");
   CHECK((consolidated(temp / "serialize_path", temp / "one", {.config = kModel}) == read_model(kModel)));

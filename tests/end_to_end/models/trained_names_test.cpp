@@ -82,7 +82,7 @@ TEST_CASE("Entries of a trainer that do not fit config.json are refused, or note
   check_refused([&] { converted(temp / "run", temp / "out", {}); },
                 {.tensor = stack, .says = {"has the shape", "but the model has"}, .unwritten = temp / "out"});
   const Checkpoint read = read_checkpoint(local_storage(), temp / "run", {.use = ConfigUse::kLenient});
-  CHECK_THAT(join(read.notes, "\n"), Says("but the model has"));
+  CHECK_THAT(join(read.notes.texts(), "\n"), Says("but the model has"));
 }
 
 }  // namespace

@@ -165,7 +165,7 @@ TEST_CASE("The optimizer says what the prefix of a model is whose names nobody k
   saved.add("rng", random_tensor(random, DType::kU8, {16}));
   saved.write(temp / "in");
   const auto job = plan_convert(local_storage(), run_request(temp / "in", temp / "out", 2, "state.m"));
-  CHECK_THAT(join(job->notes, "\n"), Says("read without the prefix model."));
+  CHECK_THAT(join(job->notes.texts(), "\n"), Says("read without the prefix model."));
   execute(*job, unsynced());
   const dcp::Content content = dcp::read(temp / "out");
   CHECK(content.tensors.size() == 5);

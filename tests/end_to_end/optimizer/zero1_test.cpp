@@ -194,7 +194,7 @@ TEST_CASE("Files that NxD's converter merged have the states, but not the master
   json expected = golden_of(kCase).at("logical");
   for (json& states : expected)
     if (states.at("master").at("shape").at(0) != 1) states.erase("master");
-  const std::string notes = join(checkpoint.notes, "\n");
+  const std::string notes = join(checkpoint.notes.texts(), "\n");
   CHECK_THAT(notes, Says("NxD's converter"));
   CHECK_THAT(notes, Says("computed from the weights; files that were swapped between ranks cannot be detected"));
   CHECK_THAT(notes, !Says("record neither"));
@@ -301,7 +301,7 @@ struct Spoiled {
       for (const std::uint32_t tp_rank : {0u, 1u}) change(file("optim", dp_rank, tp_rank), how);
   }
   Checkpoint read() const { return read_checkpoint(temp / "run", with_optimizer(golden_case)); }
-  std::string notes() const { return join(read().notes, "\n"); }
+  std::string notes() const { return join(read().notes.texts(), "\n"); }
   void refused(const fs::path& path, const std::string& says) const {
     for (const ReadContext& context : {with_optimizer(golden_case), with_masters(golden_case)})
       check_refused([&] { read_checkpoint(temp / "run", context); }, {.path = path, .says = says, .hint = "two saves"});

@@ -66,7 +66,7 @@ std::string note_of(std::uint64_t tensors) {
   return "ignored " + std::to_string(tensors) + " tensors of other pipeline stages";
 }
 
-std::size_t count_notes(const std::vector<std::string>& notes, const std::string& begin) {
+std::size_t count_notes(const Notes& notes, const std::string& begin) {
   return static_cast<std::size_t>(
       std::count_if(notes.begin(), notes.end(), [&](const std::string& note) { return note.starts_with(begin); }));
 }

@@ -110,7 +110,7 @@ TEST_CASE("Metadata inside rank files describes a model of any type, with a conf
 TEST_CASE("Rank files that describe themselves get no note per rank") {
   const TempDir temp;
   Custom().write(temp / "run");
-  const std::vector<std::string> notes = plan_consolidate(request_for(temp))->notes;
+  const std::vector<std::string> notes = plan_consolidate(request_for(temp))->notes.texts();
   REQUIRE(notes.size() == 3);
   CHECK_THAT(notes[0], Says("there is no config.json"));
   CHECK_THAT(notes[1], Says("swapped between ranks cannot be detected"));
@@ -125,7 +125,7 @@ TEST_CASE("What else rank files contain is one note for all of them") {
     write_rank(temp / "run", rank, 0, tree);
   }
   write_config(temp / "run");
-  const std::vector<std::string> notes = plan_consolidate(request_for(temp))->notes;
+  const std::vector<std::string> notes = plan_consolidate(request_for(temp))->notes.texts();
   REQUIRE(notes.size() == 4);
   CHECK_THAT(notes[0], Says("tp_rank_00_pp_rank_00/checkpoint.pt and 1 other file: skipped") && Says(": epoch"));
   CHECK_THAT(notes[1], Says("only the metadata describes the tensors"));

@@ -289,7 +289,7 @@ TEST_CASE("The space that several ranks need counts the pages that two of them w
 }
 
 /// Fills a staging directory as a run would, and publishes it.
-std::vector<std::string> publish(const Job& job, Storage& storage) {
+Notes publish(const Job& job, Storage& storage) {
   Staging staging(job, storage);
   for (const TargetFile& file : job.target.files) write_file(staging.root() / file.path, "new weights");
   for (const TextFile& file : job.text_files) write_file(staging.root() / file.path, "new text");
@@ -333,7 +333,7 @@ TEST_CASE("A flush that fails before the outputs have their names changes nothin
   if (existing) shard(model.request(4));
   const auto job = plan_shard(model.request(2, true));
   const auto before = snapshot(model.temp.path());
-  std::vector<std::string> notes;
+  Notes notes;
   int failures = 0;
   for (; notes.empty(); ++failures) {
     REQUIRE((snapshot(model.temp.path()) == before));

@@ -298,7 +298,7 @@ TEST_CASE("A journal that is torn is as good as none, and one of another version
   const RunResult result = execute(*stopped.job, options);
   CHECK(result.resumed_bytes == 0);
   CHECK_FALSE(fs::exists(stopped.root));  // nothing can go on from it
-  notes.insert(notes.end(), result.notes.begin(), result.notes.end());
+  for (const Note& note : result.notes) notes.push_back(note);
   REQUIRE(notes.size() == 2);
   CHECK_THAT(notes[0], Says(stopped.root.string() + ": deleted"));
   CHECK(notes[1] == "nothing to resume: starting from scratch");

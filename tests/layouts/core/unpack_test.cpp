@@ -228,7 +228,7 @@ TEST_CASE("Rows behind those of the parameters are padding where the scheme says
   entry.tensor.chunks = {{{{0, 0}, {3, 2}}, 0, 0}, {{{3, 0}, {2, 2}}, 0, 100}, {{{5, 0}, {1, 2}}, 0, 200}};
   Model model = model_of(0, {4, 2});
   SourceMap map = map_of({entry});
-  CHECK(unpack(map, packed_in({entry}), &model).notes ==
+  CHECK(unpack(map, packed_in({entry}), &model).notes.texts() ==
         std::vector<std::string>{"removed the padding of entry, from [4, 2] to [6, 2]"});
   CHECK(map.logical[0].shape == Dims{4, 2});
   CHECK(elements(map, 0) == std::vector<std::uint64_t>{0, 1, 2, 3, 4, 5, 50, 51});

@@ -174,10 +174,11 @@ TEST_CASE("Of a tensor in several files the one that the index names is read, an
   const SourceMap map = whole_map(read_hf_checkpoint(dir.files, dir.path(), &report));
   CHECK(map.logical.size() == 3);
   CHECK(map.files[map.stored[map.pieces[map.find_logical("a").value()].front().stored].file].path == dir / overlay);
-  CHECK(report.notes == std::vector<std::string>{
-                            "read 1 tensor from the file that model.safetensors.index.json names, and not from another "
-                            "file that also contains it: left out a of " +
-                            kFirst});
+  CHECK(report.notes.texts() ==
+        std::vector<std::string>{
+            "read 1 tensor from the file that model.safetensors.index.json names, and not from another "
+            "file that also contains it: left out a of " +
+            kFirst});
   SECTION("An index that is also wrong about another tensor is not to be moved away") {
     index["weight_map"]["c"] = overlay;
     write_index(dir, index);
@@ -208,7 +209,7 @@ TEST_CASE(
     const auto files = read_hf_checkpoint(dir.files, dir.path(), &report);
     REQUIRE(files.size() == 2);
     CHECK(files[0].warnings.empty());
-    CHECK(report.notes == notes);
+    CHECK(report.notes.texts() == notes);
   };
   check(R"({"total_size": 16})", {"model.safetensors.index.json has total_size 16, but the tensors have 15 bytes"});
   for (const char* metadata : {"null", "{}", R"({"total_size":"15"})", R"({"total_size":99.5})", "[]", "7"})

@@ -201,7 +201,7 @@ TEST_CASE("A tensor whose name is the prefix of all others keeps it, and so do t
   const auto names_of = [](const std::vector<std::string>& names) {
     Container file;
     for (const std::string& name : names) file.tensors.push_back({.name = name, .dtype = DType::kU8, .shape = {1}});
-    std::vector<std::string> notes;
+    Notes notes;
     take_out_wrappers({&file, 1}, {nullptr}, notes);
     std::vector<std::string> left;
     for (const TensorEntry& tensor : file.tensors) left.push_back(tensor.name);

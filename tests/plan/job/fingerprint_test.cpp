@@ -151,7 +151,7 @@ TEST_CASE("What changes no byte of the outputs does not change a job's fingerpri
        }},
       {"when the source was written", [](Job& job) { job.source.files[0].stamp = FileStamp("another"); }},
       {"whether outputs are replaced", [](Job& job) { job.force = true; }},
-      {"notes", [](Job& job) { job.notes = {"Mind this."}; }},
+      {"notes", [](Job& job) { job.notes.hint("mind this"); }},
       {"the command", [](Job& job) { job.command = "convert"; }},
       {"what is only counted", [](Job& job) { job.program.skipped_bytes = 7; }},
       {"a copy", [](Job& job) { job = Job(job); }},

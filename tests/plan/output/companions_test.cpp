@@ -101,7 +101,7 @@ TEST_CASE("All that lies next to a model comes along if asked for, but no weight
         for (const std::string& name : names) files.write(fs::path("m") / name, name);
       const Companions found = companion_files(files, "m", CompanionFiles::kAll);
       CHECK(names_of(found) == row.come);
-      CHECK(found.notes == row.notes);
+      CHECK(found.notes.texts() == row.notes);
       for (const CopiedFile& file : found.files) {
         CHECK(file.size_bytes == file.path.string().size());
         CHECK(file.source == "m" / file.path);
@@ -216,7 +216,7 @@ TEST_CASE("Hidden files are never copied, and a note names them where everything
   CHECK(companion_files(files, "m", CompanionFiles::kModel).notes.empty());
   const Companions all = companion_files(files, "m", CompanionFiles::kAll);
   CHECK(names_of(all) == Paths{"config.json", "sub/readme.txt"});
-  CHECK(all.notes == Paths{"hidden files are left out: .cache, .gitattributes, sub/.env"});
+  CHECK(all.notes.texts() == Paths{"hidden files are left out: .cache, .gitattributes, sub/.env"});
 }
 
 TEST_CASE("The checkpoint that is read and the one that is written stay behind without a note") {
@@ -243,8 +243,8 @@ TEST_CASE("Linked files are followed, linked folders are not, and links that lea
   const Companions found = companion_files(temp / "model");
   CHECK(names_of(found) == Paths{"config.json", "tokenizer.json"});
   for (const CopiedFile& file : found.files) CHECK(file.size_bytes == 8);
-  CHECK(found.notes == Paths{"folders that are links are left out: itself, linked",
-                             "broken links are left out: old.safetensors, sub/merges.txt, vocab.json"});
+  CHECK(found.notes.texts() == Paths{"folders that are links are left out: itself, linked",
+                                     "broken links are left out: old.safetensors, sub/merges.txt, vocab.json"});
 }
 
 TEST_CASE("A link to itself is passed over, or an Error: nothing else is thrown") {
@@ -284,7 +284,7 @@ TEST_CASE("A folder that may not be read, or not be searched, is left out with a
       for (const std::string& folder : row.denied) fs::permissions(temp / folder, denied);
       const Companions found = companion_files(temp.path());
       CHECK(names_of(found) == row.come);
-      CHECK(found.notes == row.notes);
+      CHECK(found.notes.texts() == row.notes);
       const Error error = error_of([&] { companion_files(temp / row.denied.front()); });
       CHECK(error.kind() == ErrorKind::kIo);
       CHECK(error.code() == std::errc::permission_denied);

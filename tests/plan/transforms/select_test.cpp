@@ -59,7 +59,7 @@ TEST_CASE("Without a model other tensors are not known, and ranks need all of on
   request.allow_missing = false;
   check_refused([&] { hold_against_model(draft, request); }, {.says = "has no config.json of a known family"});
   apply_extra_tensors(draft, ExtraTensors::kDrop, request.target);
-  CHECK(draft.source.notes ==
+  CHECK(draft.source.notes.texts() ==
         std::vector<std::string>{"`extra-tensors` has no effect: there is no config.json of a known family"});
   CHECK(draft.wanted.size() == 1);
 }

@@ -46,7 +46,7 @@ TEST_CASE(
   };
   for (const Row& row : rows) {
     CAPTURE(row.said.text(), static_cast<int>(row.held));
-    std::vector<std::string> notes;
+    Notes notes;
     CHECK(are_tied(row.said, row.held, "head", "embed", notes) == row.tied);
     CHECK(notes.size() == row.notes);
   }

@@ -7,6 +7,7 @@
 #include <functional>
 #include <string>
 
+#include "reshard/base/note.h"
 #include "reshard/io/open_store.h"
 #include "reshard/tensor/cast/cast.h"
 
@@ -76,9 +77,9 @@ struct RunOptions {
   Replicas replicas = Replicas::kDrift;
   /// Called once per replica with an allowed difference; one call at a time.
   std::function<void(Divergence)> on_divergence;
-  /// Called with each note for the user that is known before any tensor is read: a whole sentence. If null, these notes
-  /// are added to RunResult::notes.
-  std::function<void(const std::string&)> on_note;
+  /// Called with each note for the user that is known before any tensor is read. If null, these notes are added to
+  /// RunResult::notes.
+  std::function<void(const Note&)> on_note;
   /// Called with each unit of the program when all of its bytes are written, but not necessarily flushed; from several
   /// threads at once.
   std::function<void(UnitReport)> on_unit;

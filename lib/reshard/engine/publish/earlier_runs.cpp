@@ -285,8 +285,8 @@ std::vector<EarlierRun> earlier_runs(Storage& storage, const Job& job) {
   return runs;
 }
 
-std::vector<std::string> finish_swaps(Storage& storage, const Job& job) {
-  std::vector<std::string> notes;
+Notes finish_swaps(Storage& storage, const Job& job) {
+  Notes notes;
   const fs::path output = storage.resolve(job.output_directory);
   for (const fs::path& root : stale_stagings(storage, job)) {
     const auto entries = root.parent_path() == output ? read_swap_record(storage, root) : std::nullopt;
@@ -312,8 +312,10 @@ std::vector<std::string> finish_swaps(Storage& storage, const Job& job) {
     finish_swap(storage, root, output, *entries);
     why = why_not_only_ours(storage, root, job);
     if (why.empty()) remove_staging(storage, root, std::move(lock));
-    notes.push_back(fmt::format("{}: completed the interrupted publishing of an earlier run's outputs{}", root.string(),
-                                why.empty() ? "" : "; the files they replaced are kept there, since " + why));
+    notes
+        .output(fmt::format("{}: completed the interrupted publishing of an earlier run's outputs{}", root.string(),
+                            why.empty() ? "" : "; the files they replaced are kept there, since " + why))
+        .in(root);
   }
   return notes;
 }
@@ -325,34 +327,36 @@ std::vector<EarlierRun> remove_dead_runs(Storage& storage, const Job& job) {
   return removed;
 }
 
-std::vector<std::string> clean(Storage& storage, const Job& job) {
-  std::vector<std::string> notes;
-  for (const EarlierRun& run : remove_dead_runs(storage, job)) notes.push_back(removed_text(run));
+Notes clean(Storage& storage, const Job& job) {
+  Notes notes;
+  for (const EarlierRun& run : remove_dead_runs(storage, job)) notes.output(removed_text(run)).in(run.root);
   for (const EarlierRun& run : earlier_runs(storage, job))
     if (run.state == EarlierRun::State::kForeign)
-      notes.push_back(fmt::format("{}: left alone, since {}", run.root.string(), run.why_foreign));
+      notes.output(fmt::format("{}: left alone, since {}", run.root.string(), run.why_foreign)).in(run.root);
     else if (run.state == EarlierRun::State::kUnknown)
-      notes.push_back(fmt::format(
-          "{}: left alone, since a run may still use it, which cannot be determined here; if none does, delete it",
-          run.root.string()));
+      notes
+          .output(fmt::format(
+              "{}: left alone, since a run may still use it, which cannot be determined here; if none does, delete it",
+              run.root.string()))
+          .in(run.root);
   return notes;
 }
 
-std::vector<std::string> clean_without_journal(Storage& storage, const Job& job) {
-  std::vector<std::string> notes;
+Notes clean_without_journal(Storage& storage, const Job& job) {
+  Notes notes;
   for (const EarlierRun& run : earlier_runs(storage, job)) {
     const bool is_useless = run.state == EarlierRun::State::kDead && run.journal == JournalFound::kNone;
     if (is_useless && !is_of_other_ranks(storage, run.root, job) && remove_run(storage, job, run.root))
-      notes.push_back(removed_text(run) + " without a journal");
+      notes.output(removed_text(run) + " without a journal").in(run.root);
   }
   return notes;
 }
 
-std::vector<std::string> clean_after_resume(Storage& storage, const Job& job) {
-  std::vector<std::string> notes;
+Notes clean_after_resume(Storage& storage, const Job& job) {
+  Notes notes;
   for (const fs::path& root : stale_stagings(storage, job)) {
     if (is_of_other_ranks(storage, root, job)) continue;
-    if (const auto run = remove_run(storage, job, root)) notes.push_back(removed_text(*run));
+    if (const auto run = remove_run(storage, job, root)) notes.output(removed_text(*run)).in(root);
   }
   return notes;
 }

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "reshard/base/note.h"
 #include "reshard/engine/publish/journal.h"
 #include "reshard/io/storage.h"
 #include "reshard/plan/job/job.h"
@@ -45,22 +46,21 @@ void remove_staging(Storage& storage, const std::filesystem::path& root, std::un
 
 /// Completes swaps that dead runs left unfinished: replaces the old outputs by the new ones, which are complete. If
 /// this process is killed meanwhile, the next run continues.
-/// \returns notes, as whole sentences.
 /// \throws Error kBadInput if this user or file system does not permit it; kIo.
-std::vector<std::string> finish_swaps(Storage& storage, const Job& job);
+Notes finish_swaps(Storage& storage, const Job& job);
 
 /// Removes the staging directories of dead runs. Leaves those that may be in use and those not created by a run.
 /// \returns the removed runs.
 std::vector<EarlierRun> remove_dead_runs(Storage& storage, const Job& job);
 
 /// Does the same. \returns a note, a whole sentence, on each staging directory.
-std::vector<std::string> clean(Storage& storage, const Job& job);
+Notes clean(Storage& storage, const Job& job);
 /// Does the same for directories without a usable journal, from which no run can continue. Keeps those of runs that write
 /// other files of the same checkpoint.
-std::vector<std::string> clean_without_journal(Storage& storage, const Job& job);
+Notes clean_without_journal(Storage& storage, const Job& job);
 /// Does the same for all directories after a run with `resume` has published, since no run of the job can use them any
 /// more. Keeps those of runs that write other files of the same checkpoint.
-std::vector<std::string> clean_after_resume(Storage& storage, const Job& job);
+Notes clean_after_resume(Storage& storage, const Job& job);
 
 /// Mentions the directories of dead runs in an error's hint, since they may be its cause.
 void hint_at_dead_runs(Error& error, Storage& storage, const Job& job);

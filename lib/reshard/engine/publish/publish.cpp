@@ -377,8 +377,10 @@ Staging::Opened Staging::swap_entries(bool sync) {
   }
   for (const fs::path& folder : job_.whole_folders)
     if (!keep_attributes(folder, root_ / folder))
-      notes_.push_back(fmt::format("{}: its owner, permissions or extended attributes could not all be kept",
-                                   (final_ / folder).string()));
+      notes_
+          .output(fmt::format("{}: its owner, permissions or extended attributes could not all be kept",
+                              (final_ / folder).string()))
+          .in(final_ / folder);
   try {
     Opened opened = flush_before_naming(named, sync);
     const OldOutputs recorded(storage_, final_, old);
@@ -407,7 +409,7 @@ Staging::Opened Staging::swap_entries(bool sync) {
   }
 }
 
-std::vector<std::string> Staging::publish(bool sync) {
+Notes Staging::publish(bool sync) {
   Opened opened;
   try {
     opened = output_existed_ ? swap_directory(sync) : name_directory(sync);
@@ -425,7 +427,7 @@ std::vector<std::string> Staging::publish(bool sync) {
   try {
     if (opened) opened->flush();
   } catch (const Error& error) {
-    notes_.push_back(
+    notes_.output(
         fmt::format("the outputs are complete, but a crash of the machine may still lose them: {}", error.what()));
   }
   directories().remove_tree(root_ / kSwapFile);

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "reshard/base/note.h"
 #include "reshard/engine/publish/output.h"
 #include "reshard/engine/publish/permissions.h"
 #include "reshard/io/storage.h"
@@ -66,9 +67,9 @@ class Staging {
   /// ones: weights, whole folders, other files, and finally the files that mark the checkpoint as complete. Rolls back
   /// all steps if one fails. Replaced outputs are deleted with the staging directory. Directories that replace others
   /// get their permissions and extended attributes. With `sync`, flushes everything.
-  /// \returns notes, whole sentences, for example if the new names could not be flushed although flushing worked before.
+  /// \returns notes, for example if the new names could not be flushed although flushing worked before.
   /// \throws Error kIo, kBadInput; then nothing is published.
-  std::vector<std::string> publish(bool sync = true);
+  Notes publish(bool sync = true);
 
  private:
   struct Unmade {};
@@ -118,7 +119,7 @@ class Staging {
   bool published_ = false;
   std::vector<std::filesystem::path> made_directories_;  // outermost first
   std::vector<Step> steps_;                              // steps taken so far
-  std::vector<std::string> notes_;                       // whole sentences
+  Notes notes_;
 };
 
 }  // namespace reshard

@@ -158,7 +158,7 @@ class RankComparison {
 
 }  // namespace
 
-std::optional<Error> find_equal_ranks(Files& files, const SourceMap& map, std::vector<std::string>& notes) {
+std::optional<Error> find_equal_ranks(Files& files, const SourceMap& map, Notes& notes) {
   const std::map<RankKey, TensorsByName> ranks = tensors_by_rank(map);
   RankComparison comparison(files, map);
   std::map<std::pair<std::uint32_t, std::string>, const RankKey*> alike;  // the first rank by stage and sample
@@ -169,7 +169,7 @@ std::optional<Error> find_equal_ranks(Files& files, const SourceMap& map, std::v
     const std::size_t count = comparison.equal_tensors(ranks.at(*other), tensors);
     if (count == 0) continue;
     if (key.tp_rank == other->tp_rank)
-      notes.push_back(fmt::format(
+      notes.mismatch(fmt::format(
           "expert-parallel ranks {} and {} have equal experts: unless they were initialised so, one rank file was "
           "copied over the other",
           other->ep_rank, key.ep_rank));

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "reshard/base/error.h"
+#include "reshard/base/note.h"
 #include "reshard/io/files.h"
 #include "reshard/layouts/map/tensor_map.h"
 
@@ -17,6 +18,6 @@ namespace reshard {
 /// \param notes  receives a note on expert-parallel ranks with equal experts, which a model may begin its training with.
 /// \throws Error kIo.
 /// \returns Error kBadInput, naming both ranks; std::nullopt if all ranks differ.
-std::optional<Error> find_equal_ranks(Files& files, const SourceMap& map, std::vector<std::string>& notes);
+std::optional<Error> find_equal_ranks(Files& files, const SourceMap& map, Notes& notes);
 
 }  // namespace reshard

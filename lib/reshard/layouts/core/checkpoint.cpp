@@ -45,7 +45,7 @@ void take_records(const std::vector<Container>& containers, Checkpoint& checkpoi
     first_file += file.files.size();
   }
   if (!rank.empty())
-    checkpoint.notes.push_back("this is one rank of a sharded checkpoint, not a complete model: " + rank);
+    checkpoint.notes.missing("this is one rank of a sharded checkpoint, not a complete model: " + rank);
 }
 
 /// Notes that the names begin with a prefix that models of this family do not have, unless it is a part of theirs or the
@@ -55,7 +55,7 @@ void note_foreign_prefix(Checkpoint& checkpoint) {
   const std::string &usual = found.family->layers, &own = checkpoint.model->family->layers;
   const bool is_of_peft = own.starts_with("base_model.");
   if (found.is_part || is_of_peft || usual.empty() || ("." + usual).ends_with("." + own)) return;
-  checkpoint.notes.push_back(fmt::format(
+  checkpoint.notes.mismatch(fmt::format(
       "the names of its layers begin with {}, but those of a {} with {}, and few programs load other names: "
       "`rename` changes them",
       printable(own), found.family->model_type, usual));
@@ -101,9 +101,11 @@ void read_model(Files& files, Checkpoint& checkpoint, const ReadContext& context
   const bool is_described = checkpoint.config.empty() && describes_model(spec);
   if (use != ConfigUse::kNeeded && checkpoint.config.empty() && !is_described) {
     if (use != ConfigUse::kLenient && checkpoint.has_ranks())
-      checkpoint.notes.push_back("there is no config.json in " + checkpoint.directory.string() +
-                                 ", so it is unknown whether the checkpoint has every tensor of its model; to use a "
-                                 "config.json from elsewhere, set `config`");
+      checkpoint.notes
+          .missing("there is no config.json in " + checkpoint.directory.string() +
+                   ", so it is unknown whether the checkpoint has every tensor of its model; to use a "
+                   "config.json from elsewhere, set `config`")
+          .in(checkpoint.directory);
     return;
   }
   try {
@@ -117,22 +119,22 @@ void read_model(Files& files, Checkpoint& checkpoint, const ReadContext& context
     }
     if (!found.family) {
       if ((use == ConfigUse::kStrict || use == ConfigUse::kRenamed) && checkpoint.has_ranks())
-        checkpoint.notes.push_back(describe_unknown_type(found.config) +
-                                   ", so only the metadata describes the tensors");
+        checkpoint.notes.assumed(describe_unknown_type(found.config) + ", so only the metadata describes the tensors");
       return;
     }
     if (!found.unknown_type.empty())
-      checkpoint.notes.push_back(fmt::format(
+      checkpoint.notes.assumed(fmt::format(
           "the model_type \"{}\" in text_config is unknown; reading it as {}, which is usual in models of {}",
           printable(found.unknown_type), found.family->model_type, printable(config.model_type)));
     const bool other = spec && spec->model_type != config.model_type && spec->model_type != found.config.model_type;
     const bool is_builtin = spec && spec == builtin_family(spec->model_type);
     if (other && !is_builtin && !config.model_type.empty())
-      checkpoint.notes.push_back(fmt::format("`spec` describes the model_type \"{}\", but {} has \"{}\"",
-                                             printable(spec->model_type), config.path.string(),
-                                             printable(config.model_type)));
+      checkpoint.notes
+          .mismatch(fmt::format("`spec` describes the model_type \"{}\", but {} has \"{}\"",
+                                printable(spec->model_type), config.path.string(), printable(config.model_type)))
+          .in(config.path);
     checkpoint.model = instantiate(found, names);
-    for (const std::string& note : checkpoint.model->file_notes) checkpoint.notes.push_back(note);
+    checkpoint.notes.add(checkpoint.model->file_notes);
     if (use != ConfigUse::kRenamed && !names.empty()) note_foreign_prefix(checkpoint);
     if (spec && !is_builtin) checkpoint.model->family_from = FamilyFrom::kSpec;
     if (other && is_builtin) checkpoint.model->family_from = FamilyFrom::kOption;
@@ -143,7 +145,7 @@ void read_model(Files& files, Checkpoint& checkpoint, const ReadContext& context
                  : is_described ? "correct the description, or set `config` to the model's config.json"
                                 : "`spec` and config.json do not match: correct one of them");
     if (use != ConfigUse::kLenient || checkpoint.config_given || is_described) throw;
-    checkpoint.notes.push_back(error.what());
+    checkpoint.notes.mismatch(error.what()).in(error.path());
   }
 }
 
@@ -223,9 +225,8 @@ Checkpoint read_whole_files(Files& files, Checkpoint checkpoint, const std::vect
   names.reserve(tensors.size());
   for (const WholeTensor& tensor : tensors) names.insert(tensor.name);
   take_vocabulary(files, checkpoint, context, tensors, names);
-  read_model(files, checkpoint, context, names, [&](const ModelConfig& config, std::vector<std::string>& notes) {
-    return planned_model(config, tensors, notes);
-  });
+  read_model(files, checkpoint, context, names,
+             [&](const ModelConfig& config, Notes& notes) { return planned_model(config, tensors, notes); });
   checkpoint.map = whole_map(containers);
   unpack_experts(checkpoint, context);
   settle_ties(files, checkpoint);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "reshard/base/error.h"
+#include "reshard/base/note.h"
 #include "reshard/formats/common/container.h"
 #include "reshard/formats/common/container_keys.h"
 #include "reshard/formats/common/format.h"
@@ -77,14 +78,14 @@ struct Checkpoint {
   std::string index_metadata;                 // HfIndex::metadata
   std::filesystem::path index_metadata_file;  // file that contains this metadata; may be empty
   std::vector<Adapter> adapters;              // adapters that it consists of; empty for a model or a single file
-  std::vector<std::string> notes;             // what the user should know, whole sentences
+  Notes notes;
   /// Why the partition of its ranks is unknown. Only with ConfigUse::kLenient: `map` then has the tensors of each rank as
   /// they are stored, which suffices to show them.
   std::optional<Error> unexplained;
   /// Reads the tensors that `map` lacks, of adapters and further models, as each file contains them. Null if the layout
   /// explains all tensors, or if the options choose a model.
   std::function<SourceMap()> read_unread;
-  std::vector<std::string> unread_notes;  // those of `notes` on such tensors
+  Notes unread_notes;  // those of `notes` on such tensors
 
   bool has_ranks() const { return layout != nullptr && layout->traits().has_ranks(); }
   /// Whether its ranks form a mesh, which a target may adopt.
@@ -107,7 +108,7 @@ const ModelConfig& read_config(Files& files, Checkpoint& checkpoint);
 void change_config(Checkpoint& checkpoint, ConfigChange change);
 
 /// Creates the model of a checkpoint whose config.json itself declares the partition. Adds to `notes`.
-using PlannedModel = std::function<Model(const ModelConfig& config, std::vector<std::string>& notes)>;
+using PlannedModel = std::function<Model(const ModelConfig& config, Notes& notes)>;
 
 /// Reads the model from config.json, if its family is known or it has a plan for `planned`; without config.json, from
 /// the family of `context`. `names` are those of the weights' tensors; empty if the layout uses other names.

@@ -19,12 +19,12 @@ std::vector<std::string> names_of(const std::vector<WholeTensor>& tensors) {
 }  // namespace
 
 ConfigPlan plan_for(const ModelConfig& config, const std::vector<WholeTensor>& tensors, std::string_view who_says,
-                    std::vector<std::string>& notes) {
+                    Notes& notes) {
   ConfigPlan plan(config, names_of(tensors));
-  notes.push_back(fmt::format("{}; {}", describe_unknown_type(config), who_says));
+  notes.assumed(fmt::format("{}; {}", describe_unknown_type(config), who_says));
   const auto note_idle = [&](const char* what, const std::vector<std::string>& keys) {
     if (!keys.empty())
-      notes.push_back(fmt::format("{} in config.json names modules that do not exist: {}", what, list_names(keys)));
+      notes.mismatch(fmt::format("{} in config.json names modules that do not exist: {}", what, list_names(keys)));
   };
   note_idle("the plan", plan.idle_keys());
   note_idle("base_model_pp_plan", plan.idle_stage_keys());
@@ -39,8 +39,7 @@ std::vector<WholeTensor> whole_tensors(const std::vector<Container>& files) {
   return tensors;
 }
 
-Model planned_model(const ModelConfig& config, const std::vector<WholeTensor>& tensors,
-                    std::vector<std::string>& notes) {
+Model planned_model(const ModelConfig& config, const std::vector<WholeTensor>& tensors, Notes& notes) {
   return plan_for(config, tensors, kByPlan, notes).model(tensors);
 }
 

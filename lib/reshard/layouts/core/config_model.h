@@ -4,6 +4,7 @@
 #include <string_view>
 #include <vector>
 
+#include "reshard/base/note.h"
 #include "reshard/formats/common/container.h"
 #include "reshard/specs/model/config_plan.h"
 
@@ -15,17 +16,16 @@ inline constexpr std::string_view kByPlan =
 
 /// Returns the plan in config.json for a checkpoint with these tensors.
 /// \param who_says  Clause for a note: what declares how the tensors are split.
-/// \param notes     Receives messages for the user, in whole sentences.
+/// \param notes     Receives what is unknown or idle in the plan.
 /// \throws as ConfigPlan.
 ConfigPlan plan_for(const ModelConfig& config, const std::vector<WholeTensor>& tensors, std::string_view who_says,
-                    std::vector<std::string>& notes);
+                    Notes& notes);
 
 /// Returns the tensors of `files`, in their order.
 std::vector<WholeTensor> whole_tensors(const std::vector<Container>& files);
 
 /// Returns the model of a checkpoint of whole tensors that is described only by the plan in its config.json.
 /// \throws as ConfigPlan.
-Model planned_model(const ModelConfig& config, const std::vector<WholeTensor>& tensors,
-                    std::vector<std::string>& notes);
+Model planned_model(const ModelConfig& config, const std::vector<WholeTensor>& tensors, Notes& notes);
 
 }  // namespace reshard

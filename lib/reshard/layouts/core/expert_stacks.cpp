@@ -147,7 +147,7 @@ void unpack_experts(Checkpoint& checkpoint, const ReadContext& context) {
         .tensor(first->name)
         .hint("leave out `with-optimizer`");
   if (take_apart(checkpoint, stacks, context.use))
-    checkpoint.notes.emplace_back(
+    checkpoint.notes.changed(
         "all experts of a layer are in one tensor, as in the memory of Transformers 5: each expert is read as a "
         "separate tensor, under the name that the model's files use");
 }

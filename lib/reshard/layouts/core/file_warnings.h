@@ -5,6 +5,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "reshard/base/note.h"
+
 namespace reshard {
 
 /// The warnings of a checkpoint's files. Those that several files have become one note.
@@ -14,7 +16,7 @@ class FileWarnings {
   void add(const std::string& file, const std::vector<std::string>& warnings);
 
   /// Appends the notes, such as "a.pt and 3 other files: …", in the order of their first files.
-  void note(std::vector<std::string>& notes) const;
+  void note(Notes& notes) const;
 
  private:
   struct Warning {

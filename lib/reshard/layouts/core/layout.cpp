@@ -60,13 +60,13 @@ std::string why_padding_idle(const TargetPlan& plan, const Model&) {
   return plan.map.is_padded() ? "" : fmt::format("nothing needs padding for {} ranks", plan.mesh.tp);
 }
 
-std::vector<std::string> idle_option_notes(const TargetRequest& request, const Model& model, const TargetPlan& plan) {
-  std::vector<std::string> notes;
+Notes idle_option_notes(const TargetRequest& request, const Model& model, const TargetPlan& plan) {
+  Notes notes;
   for (const LayoutOption* option : request.layout->options()) {
     if (option->why_idle == nullptr || !request.options.has(option->name)) continue;
     if (*option->default_value != '\0' && request.options.text(*option) == option->default_value) continue;
     const std::string why = option->why_idle(plan, model);
-    if (!why.empty()) notes.push_back(fmt::format("`{}` has no effect: {}", option->name, why));
+    if (!why.empty()) notes.no_effect(fmt::format("`{}` has no effect: {}", option->name, why));
   }
   return notes;
 }

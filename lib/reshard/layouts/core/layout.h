@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "reshard/base/error.h"
+#include "reshard/base/note.h"
 #include "reshard/formats/common/format.h"
 #include "reshard/io/files.h"
 #include "reshard/layouts/core/attention_report.h"
@@ -204,8 +205,8 @@ struct TargetPlan {
   std::vector<std::string> without_place;  // tensors of the model that checkpoints of this layout do not have
   OptionValues form;                       // values of the layout's options
   std::set<std::string> idle;              // options, or words of a list, with which the files would be the same
-  std::vector<std::string> notes;          // what the user should know, whole sentences
-  std::string loaded_by;                   // which programs load the files, a note after the others; may be empty
+  Notes notes;
+  std::string loaded_by;  // which programs load the files, a note after the others; may be empty
   std::vector<std::filesystem::path> whole_folders;  // folders replaced as a whole, in addition to the traits' folder
   std::vector<LogicalTensor> derived;                // tensors that the source does not have, with their recipes
   std::string role{};                                // TargetRequest::role
@@ -305,6 +306,6 @@ Format format_of(const TargetRequest& request);
 /// LayoutOption::why_idle for options that pad.
 std::string why_padding_idle(const TargetPlan& plan, const Model& model);
 /// Returns one note per option of the request that has a non-default value but no effect on `plan`.
-std::vector<std::string> idle_option_notes(const TargetRequest& request, const Model& model, const TargetPlan& plan);
+Notes idle_option_notes(const TargetRequest& request, const Model& model, const TargetPlan& plan);
 
 }  // namespace reshard

@@ -35,7 +35,7 @@ constexpr const char* kModelFolders[] = {"huggingface", ".hf_metadata", "tokeniz
 void validate_trained(Checkpoint& checkpoint) {
   const auto besides = validate_trained_against_model(checkpoint.map, *checkpoint.model, checkpoint.path);
   if (!besides.empty())
-    checkpoint.notes.push_back("config.json does not explain these tensors: " + list_names(besides));
+    checkpoint.notes.mismatch("config.json does not explain these tensors: " + list_names(besides)).of(besides);
 }
 
 /// Returns the names of the parameters with a row per token: embeddings and heads.
@@ -139,8 +139,10 @@ void take_vocabulary(Files& files, Checkpoint& checkpoint, const ReadContext& co
   for (const ConfigChange& change : changes) apply_change(change, json);
   larger.json = std::make_shared<const Json>(std::move(json));
   if (changes.empty() || !have_shapes(found, find_language_model(larger, context.family), names)) return;
-  checkpoint.notes.push_back(fmt::format("{} has {} rows, but {} in config.json is {}: taken as added tokens",
-                                         found.front()->name, rows, kVocabularyKey, size->dump()));
+  checkpoint.notes
+      .assumed(fmt::format("{} has {} rows, but {} in config.json is {}: taken as added tokens", found.front()->name,
+                           rows, kVocabularyKey, size->dump()))
+      .of({found.front()->name});
   for (ConfigChange& change : changes) change_config(checkpoint, std::move(change));
 }
 
@@ -153,8 +155,7 @@ KnownModel known_model(Files& files, Checkpoint& checkpoint, const ReadContext& 
 }
 
 StateNames names_in_model(const std::vector<StateEntry>& entries, const KnownModel& model,
-                          const std::vector<std::string>& beside, ConfigUse use, const fs::path& where,
-                          std::vector<std::string>& notes) {
+                          const std::vector<std::string>& beside, ConfigUse use, const fs::path& where, Notes& notes) {
   std::vector<std::string> names;
   names.reserve(entries.size());
   for (const StateEntry& entry : entries) names.push_back(entry.name);
@@ -164,10 +165,10 @@ StateNames names_in_model(const std::vector<StateEntry>& entries, const KnownMod
   } catch (Error& error) {
     if (error.kind() != ErrorKind::kBadInput || (use != ConfigUse::kRenamed && use != ConfigUse::kLenient))
       throw error.in(where);
-    notes.push_back(fmt::format("names of tensors are kept as stored: {}", error.in(where).what()));
+    notes.mismatch(fmt::format("names of tensors are kept as stored: {}", error.in(where).what())).in(where);
     found = names_as_stored(names, beside);
   }
-  if (std::string note = state_names_note(found); !note.empty()) notes.push_back(std::move(note));
+  if (std::string note = state_names_note(found); !note.empty()) notes.changed(std::move(note));
   return found;
 }
 
@@ -180,7 +181,7 @@ PackedEntries packed_entries(const std::vector<StateEntry>& entries, const State
 }
 
 void leave_out_others(const std::vector<StateEntry>& entries, const StateNames& names, BesideModel& beside,
-                      std::vector<std::string>& notes) {
+                      Notes& notes) {
   std::vector<std::string> others;
   TensorCount states;
   StateCounts counts;
@@ -198,9 +199,9 @@ void leave_out_others(const std::vector<StateEntry>& entries, const StateNames& 
   beside.optimizer.bytes += states.bytes;
   for (OptimizerSummary::State& state : counts.take()) beside.states.push_back(std::move(state));
   if (states.tensors > 0)
-    notes.push_back(left_out_text(states.tensors, "of optimizer state (" + format_bytes(states.bytes) + ")"));
+    notes.left_out(left_out_text(states.tensors, "of optimizer state (" + format_bytes(states.bytes) + ")"));
   if (!others.empty())
-    notes.push_back(left_out_text(others.size(), "in addition to the model") + ": " + list_names(others));
+    notes.left_out(left_out_text(others.size(), "in addition to the model") + ": " + list_names(others)).of(others);
 }
 
 StateNames trained_names(const std::vector<StateEntry>& entries, const KnownModel& model, ConfigUse use,
@@ -226,9 +227,8 @@ void read_trained_model(Files& files, Checkpoint& checkpoint, const ReadContext&
   const std::vector<std::string> in_packed = packed.tensors();
   names.insert(in_packed.begin(), in_packed.end());
   leave_out_quantization(files, checkpoint, tensors);
-  read_model(files, checkpoint, context, names, [&](const ModelConfig& config, std::vector<std::string>& notes) {
-    return planned_model(config, whole, notes);
-  });
+  read_model(files, checkpoint, context, names,
+             [&](const ModelConfig& config, Notes& notes) { return planned_model(config, whole, notes); });
 }
 
 void finish_trained_map(Files& files, Checkpoint& checkpoint, const ReadContext& context, const PackedEntries& packed) {

@@ -7,6 +7,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "reshard/base/note.h"
 #include "reshard/layouts/core/checkpoint.h"
 #include "reshard/layouts/core/layout.h"
 #include "reshard/layouts/core/unpack.h"
@@ -56,7 +57,7 @@ struct StateEntry {
 /// \throws Error kBadInput, in `where`, as find_state_names.
 StateNames names_in_model(const std::vector<StateEntry>& entries, const KnownModel& model,
                           const std::vector<std::string>& beside, ConfigUse use, const std::filesystem::path& where,
-                          std::vector<std::string>& notes);
+                          Notes& notes);
 
 /// Returns the packed entries, as `names` declares them.
 /// \param where  The checkpoint's path, for errors.
@@ -66,7 +67,7 @@ PackedEntries packed_entries(const std::vector<StateEntry>& entries, const State
 /// Counts the entries that have no name in the model, and notes that they are left out. Entries beyond the end of
 /// `names` have no name.
 void leave_out_others(const std::vector<StateEntry>& entries, const StateNames& names, BesideModel& beside,
-                      std::vector<std::string>& notes);
+                      Notes& notes);
 
 /// Returns the model's names for a checkpoint whose entries are all tensors, and leaves out entries without a name.
 /// Sets `names_of`, `old_names` and `beside_model`.

@@ -159,9 +159,10 @@ void settle_ties(Files& files, Checkpoint& checkpoint) {
   for (const TiedParameter& one : join_tied(files, map, tied)) {
     untie(model, one.name);
     model.tied_by_files = false;
-    checkpoint.notes.push_back(
-        fmt::format("{} differs from {}, so both are kept, although config.json declares them tied ({})", one.name,
-                    one.source, kTiedKey));
+    checkpoint.notes
+        .mismatch(fmt::format("{} differs from {}, so both are kept, although config.json declares them tied ({})",
+                              one.name, one.source, kTiedKey))
+        .of({one.name, one.source});
   }
   for (const TiedParameter& one : tied)
     if (const auto own = map.find_logical(one.name); own && !map.find_logical(one.source))

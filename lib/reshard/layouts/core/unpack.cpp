@@ -143,10 +143,9 @@ class MapUnpacker {
     }
     restored_.emplace_back(tensor.name, values);
     tensor.name = values.name_of(tensor.name);
-    const std::string note =
+    unpacked_.notes.changed(
         fmt::format("{} contains sums ({}), which were rounded: digits that parameters have lost cannot be recovered",
-                    printable(packed.entry), printable(with_stars(tensor.name)));
-    if (unpacked_.notes.empty() || unpacked_.notes.back() != note) unpacked_.notes.push_back(note);
+                    printable(packed.entry), printable(with_stars(tensor.name))));
   }
 
   /// Returns how an entry is packed; std::nullopt if this depends on an unknown model.
@@ -175,8 +174,10 @@ class MapUnpacker {
                                                     to_string(packed.shape), to_string(array.shape), rule.where))
           .hint("config.json belongs to another model, or the scheme's entry lacks \"padded\"");
     if (array.shape != packed.shape && role == TensorRole::kParameter)
-      unpacked_.notes.push_back(fmt::format("removed the padding of {}, from {} to {}", printable(packed.entry),
-                                            to_string(array.shape), to_string(packed.shape)));
+      unpacked_.notes
+          .changed(fmt::format("removed the padding of {}, from {} to {}", printable(packed.entry),
+                               to_string(array.shape), to_string(packed.shape)))
+          .of({packed.entry});
     return array;
   }
 
@@ -289,11 +290,9 @@ bool unpack_entries(SourceMap& map, const PackedEntries& packed, Checkpoint& che
   } catch (const Error& error) {
     if (use != ConfigUse::kLenient || model == nullptr) throw;
     unpacked = unpack(map, packed, nullptr, states);
-    unpacked.notes.emplace_back(error.what());
+    unpacked.notes.mismatch(error.what()).in(error.path());
   }
-  for (std::string& note : unpacked.notes)
-    if (std::find(checkpoint.notes.begin(), checkpoint.notes.end(), note) == checkpoint.notes.end())
-      checkpoint.notes.push_back(std::move(note));
+  checkpoint.notes.add(unpacked.notes);
   if (use != ConfigUse::kLenient && !unpacked.kept.empty())
     throw Error(ErrorKind::kUnsupported, "has its elements in an order that depends on config.json")
         .in(packed.where)

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "reshard/base/note.h"
 #include "reshard/layouts/core/checkpoint.h"
 #include "reshard/layouts/core/layout.h"
 #include "reshard/layouts/map/chunked_map.h"
@@ -36,7 +37,7 @@ struct PackedEntries {
 
 struct Unpacked {
   std::string kept;  // an entry that stays packed because its order depends on an unknown model; empty if none
-  std::vector<std::string> notes;  // one per entry whose padding is left out
+  Notes notes;       // one per entry whose padding is left out
 };
 
 /// Replaces packed logical tensors by the tensors that they contain. Each piece of these becomes a stored tensor that

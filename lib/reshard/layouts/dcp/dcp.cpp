@@ -101,7 +101,7 @@ void validate_dcp_replaced(Files& files, const fs::path& directory, const std::s
   if (!holds_dcp_metadata(files, directory)) return;
   std::vector<std::string> lost;
   try {
-    std::vector<std::string> notes;
+    Notes notes;
     lost = beyond_model(read_dcp_directory(files, directory, DcpPaths::kLeave, notes).all);
   } catch (const Error& error) {
     if (is_disk_fault(error)) throw;
@@ -208,7 +208,7 @@ class DcpLayout final : public Layout {
     for (const ChunkedTensor& tensor : source.tensors) tensors.push_back({tensor.name, tensor.dtype, tensor.shape});
     read_trained_model(files, checkpoint, context, tensors, source.packed);
     if (!checkpoint.model && source.format == Format::kSafetensors)
-      checkpoint.notes.push_back(
+      checkpoint.notes.assumed(
           "the files do not record the size of whole tensors: without a config.json, missing files of the last ranks "
           "cannot be detected");
     checkpoint.map = chunked_map(std::move(source.files), std::move(source.tensors), source.where);
@@ -237,13 +237,14 @@ class DcpLayout final : public Layout {
     plan.text_files = std::move(plan.map.text_files);
     if (context.states != nullptr) leave_masters(*context.states, context.logical, plan);
     if (context.states != nullptr && !context.states->prefix.empty() && !request.options.has(kPrefix.name))
-      plan.notes.push_back(
+      plan.notes.changed(
           fmt::format("removed the prefix {0} of the training run from the model's names; to keep it, set `prefix` {0}",
                       printable(context.states->prefix)));
     if (!cut.names.empty())
       if (const auto unused = WrittenNames(*context.model, cut.names).unused(); !unused.empty())
-        plan.notes.push_back("the program may have more tensors, for which the model has no values: " +
-                             list_names(unused));
+        plan.notes
+            .missing("the program may have more tensors, for which the model has no values: " + list_names(unused))
+            .of(unused);
     return plan;
   }
 
@@ -292,7 +293,7 @@ class DcpLayout final : public Layout {
       plan.without_place.push_back(states.map.logical[i].name);
     }
     if (finer > 0)
-      plan.notes.push_back(
+      plan.notes.left_out(
           fmt::format("left out {} master weights, which torch's optimizers do not have; `weights` master writes them "
                       "as the model's weights",
                       finer));

@@ -158,7 +158,7 @@ bool are_all_newer(Files& files, const std::map<fs::path, std::vector<Written>>&
 /// (are_all_newer). `notes` receives a note if newer files may be due to either cause. No-op if the storage does not
 /// record times.
 /// \throws Error kBadInput for a file that is later than this; kIo.
-void validate_dcp_times(Files& files, std::span<const DcpSavedFile> saved, std::vector<std::string>& notes) {
+void validate_dcp_times(Files& files, std::span<const DcpSavedFile> saved, Notes& notes) {
   std::map<fs::path, std::vector<Written>> by_metadata;
   for (const DcpSavedFile& file : saved)
     if (const auto at_ns = files.modified_ns(file.path))
@@ -167,7 +167,7 @@ void validate_dcp_times(Files& files, std::span<const DcpSavedFile> saved, std::
     return std::tie(a.at_ns, *a.path) < std::tie(b.at_ns, *b.path);
   };
   if (!by_metadata.empty() && are_all_newer(files, by_metadata)) {
-    notes.emplace_back(
+    notes.mismatch(
         "every file was written after the metadata, which a save writes last: a download has this effect; if instead a "
         "later save was interrupted before it wrote the metadata, the values are those of that save");
     return;
@@ -187,7 +187,7 @@ void validate_dcp_times(Files& files, std::span<const DcpSavedFile> saved, std::
     validate_ranks(all);
   }
   if (newer.count == 0) return;
-  notes.push_back(
+  notes.mismatch(
       fmt::format("{} file{} written up to {} after the metadata, which a save writes last, such as {}: a copy that "
                   "does not preserve times has this effect; but if a later save into this directory was interrupted, "
                   "the output mixes two steps",

@@ -7,6 +7,7 @@
 #include <tuple>
 #include <vector>
 
+#include "reshard/base/note.h"
 #include "reshard/formats/dcp/dcp_item.h"
 #include "reshard/io/files.h"
 #include "reshard/layouts/dcp/dcp_directory.h"
@@ -20,7 +21,7 @@ class DcpChunkFinder {
  public:
   /// Borrows all arguments. `found` receives the files, and `notes` receives warnings about their modification times.
   DcpChunkFinder(Files& files, const std::filesystem::path& directory, const DcpDirectory& metadata,
-                 std::vector<SourceFile>& found, std::vector<std::string>& notes)
+                 std::vector<SourceFile>& found, Notes& notes)
       : files_(files),
         directory_(directory),
         where_(metadata.where),
@@ -74,7 +75,7 @@ class DcpChunkFinder {
   const DcpMetadata& metadata_;
   const std::vector<std::filesystem::path>& of_file_;
   std::vector<SourceFile>& found_;
-  std::vector<std::string>& notes_;
+  Notes& notes_;
   std::vector<ChunkedTensor> tensors_;
   std::vector<Wanted> wanted_;
   std::vector<std::optional<std::uint64_t>> sizes_;

@@ -126,8 +126,7 @@ bool holds_dcp_items(Files& files, const fs::path& directory) {
   });
 }
 
-DcpDirectory read_dcp_directory(Files& files, const fs::path& directory, DcpPaths paths,
-                                std::vector<std::string>& notes) {
+DcpDirectory read_dcp_directory(Files& files, const fs::path& directory, DcpPaths paths, Notes& notes) {
   const auto read = [&](const fs::path& path) { return read_dcp_metadata(*files.open(path), path, paths); };
   DcpDirectory metadata;
   metadata.where = directory / kDcpMetadataFile;
@@ -147,7 +146,7 @@ DcpDirectory read_dcp_directory(Files& files, const fs::path& directory, DcpPath
   auto reads = read_each(of_ranks.size(), [&](std::size_t i) { return read(of_ranks[i]); });
   for (std::size_t i = 0; i < of_ranks.size(); ++i)
     add_metadata(reads[i].get(), of_ranks[i], metadata, by_path, by_name);
-  notes.push_back(fmt::format(
+  notes.assumed(fmt::format(
       "there is no {}: the metadata of {} rank{} is read; if that of later ranks is missing, this shows only in "
       "what the model lacks",
       kDcpMetadataFile, ranks, ranks == 1 ? "" : "s"));
@@ -159,7 +158,7 @@ std::optional<std::uint64_t> dcp_file_size(Files& files, const fs::path& path) {
 }
 
 void note_incomplete_files(const std::vector<std::optional<std::uint64_t>>& sizes_bytes, const DcpMetadata& metadata,
-                           std::vector<std::string>& notes) {
+                           Notes& notes) {
   constexpr std::uint64_t kNoEnd = std::numeric_limits<std::uint64_t>::max();
   std::vector<std::uint64_t> ends(metadata.files.size());
   const auto add = [&](const DcpPlace& place) {
@@ -173,10 +172,12 @@ void note_incomplete_files(const std::vector<std::optional<std::uint64_t>>& size
     if (ends[i] > 0 && (!sizes_bytes[i] || *sizes_bytes[i] < ends[i])) incomplete.push_back(metadata.files[i]);
   if (incomplete.empty()) return;
   std::sort(incomplete.begin(), incomplete.end(), natural_less);
-  notes.push_back(
-      fmt::format("the model's tensors that the metadata lists are complete, but the entries that are left out are "
-                  "not: {} {} missing or cut off, so training cannot continue from this checkpoint",
-                  list_names(incomplete), incomplete.size() == 1 ? "is" : "are"));
+  notes
+      .missing(
+          fmt::format("the model's tensors that the metadata lists are complete, but the entries that are left out are "
+                      "not: {} {} missing or cut off, so training cannot continue from this checkpoint",
+                      list_names(incomplete), incomplete.size() == 1 ? "is" : "are"))
+      .of(incomplete);
 }
 
 }  // namespace reshard

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "reshard/base/note.h"
 #include "reshard/formats/dcp/dcp_metadata.h"
 #include "reshard/io/files.h"
 
@@ -36,8 +37,7 @@ struct DcpDirectory {
 /// Reads `.metadata`, or else the metadata of each rank, which adds a note.
 /// \throws Error kBadInput if there is no metadata, if the metadata of a rank other than the last ones is missing, or
 ///         if ranks contradict each other; as read_dcp_metadata.
-DcpDirectory read_dcp_directory(Files& files, const std::filesystem::path& directory, DcpPaths paths,
-                                std::vector<std::string>& notes);
+DcpDirectory read_dcp_directory(Files& files, const std::filesystem::path& directory, DcpPaths paths, Notes& notes);
 
 /// Returns the size of a file of items; std::nullopt if it does not exist.
 /// \throws Error kIo.
@@ -47,6 +47,6 @@ std::optional<std::uint64_t> dcp_file_size(Files& files, const std::filesystem::
 /// files that are not read, such as the optimizer's; the readers of the other files report their own errors.
 /// \param sizes_bytes  File sizes in the order of the metadata; std::nullopt if a file does not exist.
 void note_incomplete_files(const std::vector<std::optional<std::uint64_t>>& sizes_bytes, const DcpMetadata& metadata,
-                           std::vector<std::string>& notes);
+                           Notes& notes);
 
 }  // namespace reshard

@@ -70,33 +70,33 @@ void note_states(DcpSource& source, const StateNames& names, const std::vector<s
     return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s");
   };
   const std::size_t objects = source.states.size() - tensors;
-  source.notes.push_back(fmt::format(
+  source.notes.hint(fmt::format(
       "{}{}{} in addition to the model ({}) {} also read: the optimizer and other training state",
       tensors > 0 ? counted(tensors, "tensor") : "", tensors > 0 && objects > 0 ? " and " : "",
       objects > 0 ? counted(objects, "object") : "", format_bytes(bytes), source.states.size() == 1 ? "is" : "are"));
   if (!strangers.empty())
-    source.notes.push_back(
-        fmt::format("{} optimizer states belong to no parameter of the model and keep their names: {}",
-                    strangers.size(), list_names(strangers)));
+    source.notes
+        .mismatch(fmt::format("{} optimizer states belong to no parameter of the model and keep their names: {}",
+                              strangers.size(), list_names(strangers)))
+        .of(strangers);
   const auto has = [&](auto&& is) { return std::any_of(source.states.begin(), source.states.end(), is); };
   const bool has_optimizer = has(
       [](const ChunkedTensor& state) { return state.role == TensorRole::kState && !state.state.parameter.empty(); });
   if (has_optimizer && !has([](const ChunkedTensor& state) { return is_of_group(state.name); }))
-    source.notes.emplace_back(
+    source.notes.missing(
         "the checkpoint has no parameter groups of its optimizer: its hyperparameters are not in the output");
   source.prefix = names.prefix;
 }
 
 /// Returns the metadata of the model's optimizer; empty if `directory` is empty. With kModel, metadata that cannot be
 /// read adds a note instead of failing.
-DcpDirectory read_optimizer_metadata(Files& files, const fs::path& directory, DcpContent content,
-                                     std::vector<std::string>& notes) {
+DcpDirectory read_optimizer_metadata(Files& files, const fs::path& directory, DcpContent content, Notes& notes) {
   if (directory.empty()) return {};
   try {
     return read_dcp_directory(files, directory, paths_of(content), notes);
   } catch (const Error& error) {
     if (content == DcpContent::kRun || error.kind() == ErrorKind::kIo) throw;
-    notes.push_back(fmt::format("the optimizer next to the model is not counted: {}", error.what()));
+    notes.mismatch(fmt::format("the optimizer next to the model is not counted: {}", error.what()));
   }
   return {};
 }
@@ -109,7 +109,7 @@ std::vector<StateEntry> entries_of(const DcpMetadata& metadata) {
 }
 
 /// Notes that entries other than tensors are left out.
-void note_objects(std::initializer_list<const DcpMetadata*> all, std::vector<std::string>& notes) {
+void note_objects(std::initializer_list<const DcpMetadata*> all, Notes& notes) {
   std::size_t count = 0;
   const DcpBytes* first = nullptr;
   for (const DcpMetadata* metadata : all) {
@@ -118,8 +118,8 @@ void note_objects(std::initializer_list<const DcpMetadata*> all, std::vector<std
   }
   if (first == nullptr) return;
   const std::string name = printable(first->name);
-  notes.push_back(count == 1 ? name + ", which is not a tensor, is left out"
-                             : fmt::format("left out {} entries that are not tensors, such as {}", count, name));
+  notes.left_out(count == 1 ? name + ", which is not a tensor, is left out"
+                            : fmt::format("left out {} entries that are not tensors, such as {}", count, name));
 }
 
 /// Adds the tensors of a file as chunks of the tensors with the same names.

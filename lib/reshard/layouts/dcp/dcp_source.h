@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "reshard/base/note.h"
 #include "reshard/formats/common/format.h"
 #include "reshard/io/files.h"
 #include "reshard/layouts/core/checkpoint.h"
@@ -29,7 +30,7 @@ struct DcpSource {
   std::string program;                // Checkpoint::names_of
   OldNames old_names;                 // Checkpoint::old_names
   BesideModel beside;                 // summary of left-out entries
-  std::vector<std::string> notes;     // left-out entries and warnings, whole sentences
+  Notes notes;                        // left-out entries and warnings
 };
 
 /// Parts of a training checkpoint to read: the model, or the whole run with its training state.

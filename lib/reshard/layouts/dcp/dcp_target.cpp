@@ -554,18 +554,19 @@ class Cutter {
 }  // namespace
 
 TargetMap dcp_target_map(std::span<const LogicalTensor> logical, const TrainingStates* states, const Model* model,
-                         const DcpCut& cut, std::vector<std::string>* notes) {
+                         const DcpCut& cut, Notes* notes) {
   Cutter cutter(logical, states, model, cut);
   TargetMap map = cutter.run();
   if (notes != nullptr && cutter.keeps_prefix())
-    notes->push_back(
+    notes->assumed(
         fmt::format("the model's family is unknown, so `prefix` {} cannot be distinguished from its names: reading the "
                     "checkpoint will keep it",
                     printable(cut.prefix)));
   if (notes != nullptr && !cutter.rounded().empty())
-    notes->push_back(
-        "sums are rounded to the dtype of the files, and parameters lose digits that cannot be recovered: " +
-        list_names(std::vector<std::string>(cutter.rounded().begin(), cutter.rounded().end())));
+    notes
+        ->changed("sums are rounded to the dtype of the files, and parameters lose digits that cannot be recovered: " +
+                  list_names(std::vector<std::string>(cutter.rounded().begin(), cutter.rounded().end())))
+        .of({cutter.rounded().begin(), cutter.rounded().end()});
   return map;
 }
 

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "reshard/base/note.h"
 #include "reshard/layouts/map/tensor_map.h"
 #include "reshard/layouts/states/training_states.h"
 #include "reshard/specs/model/model.h"
@@ -26,11 +27,11 @@ struct DcpCut {
 /// \param states  Training states to include; may be null. States with the shape of their parameter are named, ordered
 ///        and split like it. Of other states, such as step counts, a packed entry stores one (TargetMap::same).
 /// \param model  Determines the dims that tensor-parallel ranks split, and tied names; may be null.
-/// \param notes  Receives messages for the user, in whole sentences; may be null.
+/// \param notes  May be null.
 /// \throws Error kUsage if `tp` is more than 1 or `names` is not empty without a model, if a parameter has the name of
 ///         another entry, or if it would not be read back under its own name; as WrittenNames. kUnsupported for a dtype
 ///         that torch does not support, and for states that cannot follow their parameters to another program.
 TargetMap dcp_target_map(std::span<const LogicalTensor> logical, const TrainingStates* states, const Model* model,
-                         const DcpCut& cut, std::vector<std::string>* notes = nullptr);
+                         const DcpCut& cut, Notes* notes = nullptr);
 
 }  // namespace reshard

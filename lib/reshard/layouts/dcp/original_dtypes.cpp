@@ -55,9 +55,12 @@ fs::path take_original_dtypes(Files& files, Checkpoint& checkpoint) {
     for (LogicalTensor& tensor : checkpoint.map.logical)
       if (tensor.dtype == DType::kF32) tensor.model_dtype.reset();
   for (const auto& [word, names] : stay)
-    checkpoint.notes.push_back(fmt::format("{} has {} for {} tensor{}, which {} as saved: {}", kOriginalDtypesFile,
-                                           printable(word), names.size(), names.size() == 1 ? "" : "s",
-                                           names.size() == 1 ? "stays" : "stay", list_names(names)));
+    checkpoint.notes
+        .mismatch(fmt::format("{} has {} for {} tensor{}, which {} as saved: {}", kOriginalDtypesFile, printable(word),
+                              names.size(), names.size() == 1 ? "" : "s", names.size() == 1 ? "stays" : "stay",
+                              list_names(names)))
+        .of(names)
+        .in(path);
   return changes ? path : fs::path();
 }
 

@@ -81,8 +81,7 @@ void add_tensor(SourceMap& map, const ZeroTensor& tensor) {
 
 /// Returns the map of a checkpoint. Leaves out `shared` parameters, which duplicate others under a second name, with
 /// notes.
-SourceMap map_of(const ZeroCheckpoint& zero, const std::vector<TiedParameter>& shared,
-                 std::vector<std::string>& notes) {
+SourceMap map_of(const ZeroCheckpoint& zero, const std::vector<TiedParameter>& shared, Notes& notes) {
   SourceMap map;
   for (const ContainerFile& file : zero.files) map.add_file(file);
   map.reserve_logical(zero.tensors.size());
@@ -92,8 +91,10 @@ SourceMap map_of(const ZeroCheckpoint& zero, const std::vector<TiedParameter>& s
     if (second == shared.end())
       add_tensor(map, tensor);
     else
-      notes.push_back(fmt::format("left out {}, which is {} under a second name: Hugging Face's files contain it once",
-                                  printable(second->name), printable(second->source)));
+      notes
+          .left_out(fmt::format("left out {}, which is {} under a second name: Hugging Face's files contain it once",
+                                printable(second->name), printable(second->source)))
+          .of({second->name});
   }
   return map;
 }
@@ -118,24 +119,26 @@ std::vector<StateEntry> entries_in(const ZeroCheckpoint& zero) {
   return entries;
 }
 
-void note_left_out(const ZeroCheckpoint& zero, std::vector<std::string>& notes) {
+void note_left_out(const ZeroCheckpoint& zero, Notes& notes) {
   const auto note = [&](const TensorCount& count, const char* what) {
     if (count.tensors == 0) return;
-    notes.push_back(fmt::format("{} tensor{} of {} ({}) {} left out", count.tensors, count.tensors == 1 ? "" : "s",
-                                what, format_bytes(count.bytes), count.tensors == 1 ? "is" : "are"));
+    notes.left_out(fmt::format("{} tensor{} of {} ({}) {} left out", count.tensors, count.tensors == 1 ? "" : "s", what,
+                               format_bytes(count.bytes), count.tensors == 1 ? "is" : "are"));
   };
   note(zero.unread_masters, "the optimizer's master weights");
   note(zero.state, "optimizer state");
 }
 
 /// Notes which tag folder is read, if a text file selected it among others.
-void note_choice(Files& files, const FoundLayout& found, std::vector<std::string>& notes) {
+void note_choice(Files& files, const FoundLayout& found, Notes& notes) {
   if (files.is_same(found.path, found.directory)) return;
   for (const char* latest : {kZeroLatestFile, kUniversalLatestFile}) {
     const auto folder = named_folder(files, found.directory, latest);
     if (!folder || !files.is_same(*folder, found.path)) continue;
-    notes.push_back(fmt::format("{}: using {}, which the file \"{}\" names; choose another with `tag`",
-                                found.directory.string(), printable(own_name(files, found.path)), latest));
+    notes
+        .chosen(fmt::format("{}: using {}, which the file \"{}\" names; choose another with `tag`",
+                            found.directory.string(), printable(own_name(files, found.path)), latest))
+        .in(found.path);
     return;
   }
 }
@@ -208,7 +211,7 @@ Checkpoint DeepSpeedLayout::read(Files& files, const FoundLayout& found, const R
   finish_trained_map(files, checkpoint, context, packed);
   note_left_out(zero, checkpoint.notes);
   if (zero.replica_files > 0)
-    checkpoint.notes.push_back(fmt::format(
+    checkpoint.notes.left_out(fmt::format(
         "{} optimizer file{} of further groups of {} ranks (MiCS) {} left out, and not compared with those "
         "of the first group",
         zero.replica_files, zero.replica_files == 1 ? "" : "s", zero.ranks, zero.replica_files == 1 ? "is" : "are"));

@@ -359,9 +359,9 @@ Checkpoint FsdpRanksLayout::read(Files& files, const FoundLayout& found, const R
   beside.files = listing.others;
   beside.file_bytes = listing.other_bytes;
   if (listing.others > 0)
-    checkpoint.notes.push_back(fmt::format("{} file{} of the optimizer and the trainer ({}) {} left out",
-                                           listing.others, listing.others == 1 ? "" : "s",
-                                           format_bytes(listing.other_bytes), listing.others == 1 ? "is" : "are"));
+    checkpoint.notes.left_out(fmt::format("{} file{} of the optimizer and the trainer ({}) {} left out", listing.others,
+                                          listing.others == 1 ? "" : "s", format_bytes(listing.other_bytes),
+                                          listing.others == 1 ? "is" : "are"));
   return checkpoint;
 }
 

@@ -244,16 +244,16 @@ class HfLayout final : public Layout {
     if (lone) {
       containers.push_back(read_container(files, found.path / *lone, checkpoint.format));
       report.old_names = take_out_wrappers(containers, known, report.notes);
-      report.notes.push_back(fmt::format("reading {}, the only weights file", printable(*lone)));
+      report.notes.chosen(fmt::format("reading {}, the only weights file", printable(*lone))).in(*lone);
     } else {
       containers = read_hf_checkpoint(files, found.path, &report, known);
     }
     checkpoint.index_metadata = std::move(report.metadata);
     checkpoint.old_names = std::move(report.old_names);
-    std::move(report.notes.begin(), report.notes.end(), std::back_inserter(checkpoint.notes));
+    checkpoint.notes.add(report.notes);
     // When files are copied, the note on skipped files also names these.
     if (context.use == ConfigUse::kLenient && !report.unlisted.empty())
-      checkpoint.notes.push_back(
+      checkpoint.notes.left_out(
           fmt::format("left out, as {} does not name them: {}", names->index, list_names(report.unlisted)));
     if (!checkpoint.index_metadata.empty()) checkpoint.index_metadata_file = found.path / names->index;
     recognise_quantization(files, checkpoint, containers, context);
@@ -268,7 +268,7 @@ class HfLayout final : public Layout {
     plan.map = hf_target_map(context.logical, entries, request.options.number(kMaxShardSize).value(), format, stem,
                              context.metadata);
     if (entries.size() < context.logical.size())
-      plan.notes.emplace_back(
+      plan.notes.hint(
           "all experts of a layer are written in one tensor, as in the memory of Transformers 5: Transformers 4 does "
           "not load them, and some versions initialise them randomly without an error");
     if (plan.map.files.size() > 1) {

@@ -131,7 +131,7 @@ Error no_weights(Files& files, const fs::path& directory) {
 /// Reads numbered weight files that have no index.
 /// \throws Error kBadInput if they are not one complete set.
 std::vector<Container> read_numbered(Files& files, const fs::path& directory, const WholeNames& names_of,
-                                     std::vector<std::string>& notes) {
+                                     Notes& notes) {
   const std::vector<NumberedFiles> sets = numbered_sets(entries_of(files, directory), names_of.whole);
   const std::string index = names_of.index;
   if (sets.empty()) throw no_weights(files, directory);  // deleted since they were recognised
@@ -161,8 +161,10 @@ std::vector<Container> read_numbered(Files& files, const fs::path& directory, co
   std::vector<Container> containers;
   for (auto& file : read_containers(files, paths_in(directory, set.names()), names_of.format))
     containers.push_back(file.get());
-  notes.push_back(fmt::format("{} is missing; read the complete set of {} numbered file{}: {}", index, set.count,
-                              set.count == 1 ? "" : "s", list_names(set.names())));
+  notes
+      .missing(fmt::format("{} is missing; read the complete set of {} numbered file{}: {}", index, set.count,
+                           set.count == 1 ? "" : "s", list_names(set.names())))
+      .in(directory / index);
   return containers;
 }
 
@@ -303,10 +305,12 @@ std::vector<Container> read_indexed(Files& files, const fs::path& directory, con
   const std::string index_name = index_path.filename().string();
   const std::uint64_t recorded_bytes = indexed.index.total_size_bytes;
   if (!containers.empty() && recorded_bytes != 0 && recorded_bytes != total_bytes)
-    report.notes.push_back(
-        fmt::format("{} has total_size {}, but the tensors have {} bytes", index_name, recorded_bytes, total_bytes));
+    report.notes
+        .mismatch(
+            fmt::format("{} has total_size {}, but the tensors have {} bytes", index_name, recorded_bytes, total_bytes))
+        .in(directory / index_name);
   if (!superseded.empty())
-    report.notes.push_back(fmt::format(
+    report.notes.chosen(fmt::format(
         "read {} tensor{} from the file that {} names, and not from another file that also contains {}: left out {}",
         superseded.size(), superseded.size() == 1 ? "" : "s", index_name, superseded.size() == 1 ? "it" : "them",
         list_names(superseded, SIZE_MAX)));
@@ -397,7 +401,7 @@ std::vector<Container> read_hf_checkpoint(Files& files, const fs::path& director
                     (files.exists(directory / kPytorchFile) || files.exists(directory / kPytorchIndexFile));
   if (both) containers.front().warnings.push_back("ignored the PyTorch weights next to it, as transformers does");
   if (!names->variant.empty())
-    filled.notes.push_back(fmt::format("read the variant {} of the model, the only one", names->variant));
+    filled.notes.chosen(fmt::format("read the variant {} of the model, the only one", names->variant));
   filled.old_names = take_out_wrappers(containers, model, filled.notes);
   return containers;
 }

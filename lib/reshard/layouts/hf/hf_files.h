@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "reshard/base/note.h"
 #include "reshard/formats/common/container.h"
 #include "reshard/formats/common/format.h"
 #include "reshard/formats/safetensors/hf_index.h"
@@ -37,7 +38,7 @@ std::optional<Format> hf_format(Files& files, const std::filesystem::path& direc
 /// Results of reading a directory, except the tensors.
 struct HfIndexReport {
   std::string metadata;               // HfIndex::metadata
-  std::vector<std::string> notes;     // harmless irregularities, whole sentences
+  Notes notes;                        // harmless irregularities
   std::vector<std::string> unlisted;  // files with names of weights that the index does not list
   OldNames old_names;                 // Checkpoint::old_names
 };

@@ -51,7 +51,7 @@ void note_padding(TargetPlan& plan) {
     if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(std::move(name));
   }
   if (names.empty()) return;
-  plan.notes.push_back("padded with zeros: " + list_names(names));
+  plan.notes.changed("padded with zeros: " + list_names(names)).of(names);
 }
 
 }  // namespace
@@ -97,7 +97,7 @@ TargetPlan ServedLayout::plan(const TargetRequest& request, const TargetContext&
   plan.partition.reset();  // there are no stages
   plan.cut_names.clear();
   if (context.adapters.empty()) note_padding(plan);
-  for (std::string& note : partition_notes(*context.model, plan.mesh.tp)) plan.notes.push_back(std::move(note));
+  plan.notes.add(partition_notes(*context.model, plan.mesh.tp));
   plan.loaded_by = server_.loaded_by;
   return plan;
 }

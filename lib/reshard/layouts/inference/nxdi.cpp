@@ -200,7 +200,7 @@ void plan_model(TargetPlan& plan, const RankTarget& target, const OptionValues& 
     std::vector<std::string> names;
     for (const ModelParameter& parameter : model.parameters)
       if (holds(parameter.name) && is_left_out(parameter)) names.push_back(parameter.name);
-    if (!names.empty()) plan.notes.push_back(fmt::format("left out, because {}: {}", why, list_names(names)));
+    if (!names.empty()) plan.notes.left_out(fmt::format("left out, because {}: {}", why, list_names(names))).of(names);
     plan.without_place.insert(plan.without_place.end(), names.begin(), names.end());
   };
   leave_out_if("NxD Inference computes them", [&](const ModelParameter& parameter) {
@@ -238,7 +238,7 @@ void plan_model(TargetPlan& plan, const RankTarget& target, const OptionValues& 
   idle.insert(idle.end(), kernels.begin(), kernels.end());
   std::erase_if(idle, [&](const std::string& name) { return plan.idle.count(name) == 0; });
   if (!idle.empty())
-    plan.notes.push_back(fmt::format("without effect on the files of this {}{} model: {}",
+    plan.notes.no_effect(fmt::format("without effect on the files of this {}{} model: {}",
                                      model.quantized ? "quantised " : "", model.family->model_type, list_names(idle)));
   const Scheme& scheme = inference_scheme();
   if (const auto served = served_adapters(values)) wrap_rules(rules, *served, scheme.wrapper);

@@ -151,10 +151,12 @@ void leave_out_tied(ShardedCheckpoint& shards, Checkpoint& checkpoint, const std
   for (std::vector<Container>& of_stage : shards.files)
     for (Container& file : of_stage)
       std::erase_if(file.tensors, [&](const TensorEntry& tensor) { return names.count(tensor.name) > 0; });
-  checkpoint.notes.push_back(
-      fmt::format("left out: {}. The head is tied to the embedding, which NxD Inference casts to the quantised dtype "
-                  "without applying the scale: these values are useless, and the embedding is complete",
-                  list_names(std::vector<std::string>(names.begin(), names.end()))));
+  checkpoint.notes
+      .left_out(fmt::format(
+          "left out: {}. The head is tied to the embedding, which NxD Inference casts to the quantised dtype "
+          "without applying the scale: these values are useless, and the embedding is complete",
+          list_names(std::vector<std::string>(names.begin(), names.end()))))
+      .of({names.begin(), names.end()});
 }
 
 }  // namespace

@@ -247,8 +247,8 @@ void select_model(const OptionValues& options, ShardedCheckpoint& shards, Checkp
         .in(checkpoint.path)
         .hint(fmt::format("leave out `{}`", kFusedModel.name));
   for (const std::string& model : others)
-    checkpoint.notes.push_back(fmt::format("only the {} model is read; `{}` {}, with its `config`, reads the other one",
-                                           chosen, kFusedModel.name, model));
+    checkpoint.notes.chosen(fmt::format("only the {} model is read; `{}` {}, with its `config`, reads the other one",
+                                        chosen, kFusedModel.name, model));
   if (shards.record) {
     RankRecord& record = *shards.record;
     std::set<std::string> transposed;
@@ -259,10 +259,12 @@ void select_model(const OptionValues& options, ShardedCheckpoint& shards, Checkp
     record.originals = std::make_shared<const OriginalShapes>(originals_of(*record.originals, chosen));
   }
   if (!left_out.empty())
-    checkpoint.notes.push_back(
-        "left out: adapters, whose scales and ranks the files do not contain, and Medusa's heads, which are in "
-        "medusa_heads.pt of the original model: " +
-        list_names(std::vector<std::string>(left_out.begin(), left_out.end())));
+    checkpoint.notes
+        .left_out(
+            "left out: adapters, whose scales and ranks the files do not contain, and Medusa's heads, which are in "
+            "medusa_heads.pt of the original model: " +
+            list_names(std::vector<std::string>(left_out.begin(), left_out.end())))
+        .of({left_out.begin(), left_out.end()});
 }
 
 /// Returns the files of the ranks `all` with only the tensors that are not in `kept`.
@@ -297,10 +299,12 @@ void note_rounded(const std::vector<PartitionRule>& rules, Checkpoint& checkpoin
       names.insert(with_stars(change.name_of(part.changed->parameter)));
     }
   if (!names.empty())
-    checkpoint.notes.push_back(
-        "the files contain sums and quotients that NxD Inference rounded, so that parameters have lost digits that "
-        "cannot be recovered: " +
-        list_names(std::vector<std::string>(names.begin(), names.end())));
+    checkpoint.notes
+        .changed(
+            "the files contain sums and quotients that NxD Inference rounded, so that parameters have lost digits that "
+            "cannot be recovered: " +
+            list_names(std::vector<std::string>(names.begin(), names.end())))
+        .of({names.begin(), names.end()});
 }
 
 /// Sets the model that the files contain, under the names of the larger model that config.json describes.
@@ -321,9 +325,10 @@ void set_prefixed_model(Checkpoint& checkpoint) {
 
 void explain_nxdi(Files& files, const OptionValues& options, ShardedCheckpoint& shards, Checkpoint& checkpoint) {
   const std::vector<Container> all = shards.files.front();
-  const auto noted = std::ssize(checkpoint.notes);
+  const Notes noted = checkpoint.notes;
   select_model(options, shards, checkpoint);
-  checkpoint.unread_notes.assign(checkpoint.notes.begin() + noted, checkpoint.notes.end());
+  checkpoint.unread_notes = checkpoint.notes;
+  checkpoint.unread_notes.remove(noted);
   recognise_rank_quantization(shards, checkpoint);
   set_prefixed_model(checkpoint);
   const Model& model = *checkpoint.model;
@@ -361,7 +366,7 @@ void explain_nxdi(Files& files, const OptionValues& options, ShardedCheckpoint& 
   const std::optional<Kernels> given = kernels_of(declared, "from-");
   const Kernels kernels = kernels_in_files(shards, rules, model, given);
   if (!kernels.empty() && !given && !shards.record)
-    checkpoint.notes.push_back(
+    checkpoint.notes.assumed(
         "the weights are transposed for NxD Inference's kernels; without neuron_config.json it is unknown whether "
         "fused_rmsnorm_skip_gamma changed their values");
   transpose_rules(rules, kernels);

@@ -45,7 +45,7 @@ void plan_presharded(TargetPlan& plan, const RankTarget& target, const OptionVal
                      const TargetContext& context) {
   const std::uint32_t tp = plan.mesh.tp;
   const HoldsName holds = names_in(context.logical);
-  for (std::string& note : split_heads_notes(*context.model, tp)) plan.notes.push_back(std::move(note));
+  plan.notes.add(split_heads_notes(*context.model, tp));
   if (values.flag(kPad.name)) {
     plan.map = sharded_target_map(padded_rules(*context.model, tp, holds), tp, context.logical, target);
     return;
@@ -69,7 +69,7 @@ void explain_presharded(Files&, const OptionValues&, ShardedCheckpoint& shards, 
     return;
   }
   if (model.by_config_plan && !shards.record)
-    checkpoint.notes.push_back(
+    checkpoint.notes.assumed(
         "the files do not record the original shapes: padding is kept, because a plan in config.json has no sizes");
   infer_stages(shards, model);
 }

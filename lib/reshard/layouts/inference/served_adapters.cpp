@@ -449,10 +449,12 @@ void plan_served_adapters(TargetPlan& plan, const RankTarget& target, const Serv
   for (const PartitionRule& rule : base) stacks.add(rule, true);
   std::move(stacks).finish(plan, target);
   if (!plan.without_place.empty())
-    plan.notes.push_back(
-        "left out, because the files have no module of this name (NxD Inference has no adapters for a fused "
-        "projection): " +
-        list_names(plan.without_place));
+    plan.notes
+        .left_out(
+            "left out, because the files have no module of this name (NxD Inference has no adapters for a fused "
+            "projection): " +
+            list_names(plan.without_place))
+        .of(plan.without_place);
   if (!is_dynamic) return;
   on_host.insert(on_host.end(), on_device.begin(), on_device.end());
   for (const std::string& name : served.on_host) {  // the same stacks for each

@@ -323,12 +323,12 @@ std::string describe_same_names(const Model& model, const Sizes& sizes, std::uin
 
 void note_served(TargetPlan& plan, const Model& model, const Sizes& sizes, const OptionValues& form) {
   if (!plan.without_place.empty())
-    plan.notes.push_back("left out, as vLLM computes them: " + list_names(plan.without_place));
+    plan.notes.left_out("left out, as vLLM computes them: " + list_names(plan.without_place)).of(plan.without_place);
   for (const auto& [size, name] : sizes.vocabularies)
     if (padded_vocabulary(size) != size)
-      plan.notes.push_back(fmt::format("padded the vocabulary from {} to {} with zeros, as vLLM requires", size,
-                                       padded_vocabulary(size)));
-  plan.notes.push_back(fmt::format(
+      plan.notes.changed(fmt::format("padded the vocabulary from {} to {} with zeros, as vLLM requires", size,
+                                     padded_vocabulary(size)));
+  plan.notes.hint(fmt::format(
       "the files are for {}{} and its tensor-parallel size of {}{}: {} does not check the size, and "
       "refuses other names",
       describe_version(version_in(form)), describe_same_names(model, sizes, plan.mesh.tp, form), plan.mesh.tp,

@@ -476,10 +476,10 @@ void change_names(Container& file, std::vector<std::string> names) {
   for (std::size_t t = 0; t < names.size(); ++t) file.tensors[t].name = std::move(names[t]);
 }
 
-void note_removed(const std::set<std::string>& wrappers, std::size_t extra_states, std::vector<std::string>& notes) {
+void note_removed(const std::set<std::string>& wrappers, std::size_t extra_states, Notes& notes) {
   if (!wrappers.empty())
-    notes.push_back("names of tensors are read without " + list_names(std::vector(wrappers.begin(), wrappers.end())));
-  if (extra_states > 0) notes.push_back(fmt::format("left out {}, which is not a weight", kExtraState));
+    notes.changed("names of tensors are read without " + list_names(std::vector(wrappers.begin(), wrappers.end())));
+  if (extra_states > 0) notes.left_out(fmt::format("left out {}, which is not a weight", kExtraState));
 }
 
 /// Whether the caller's new names reveal the model, if need be without words that trainers put before all names. Such
@@ -592,8 +592,8 @@ std::string_view StateNames::state_of(std::string_view entry) const {
   return entry.substr(0, entry.find('.'));
 }
 
-OldNames take_out_wrappers(std::span<Container* const> containers, const KnownModel& model,
-                           std::vector<std::string>& notes, std::span<std::string* const> further) {
+OldNames take_out_wrappers(std::span<Container* const> containers, const KnownModel& model, Notes& notes,
+                           std::span<std::string* const> further) {
   std::set<std::string> wrappers;
   const auto without_words = [&](const std::string& name) {
     std::string rest = without_parts(name, [&](std::string_view part) {
@@ -622,7 +622,7 @@ OldNames take_out_wrappers(std::span<Container* const> containers, const KnownMo
       prefix = model.is_part ? take_out_container(names, *model.family) : take_out_prefix(names, *model.family);
   }
   note_removed(wrappers, extra_states, notes);
-  if (!prefix.empty()) notes.push_back("names of tensors are read without the prefix " + printable(prefix));
+  if (!prefix.empty()) notes.changed("names of tensors are read without the prefix " + printable(prefix));
   if (!renames && wrappers.empty() && prefix.empty()) return {};
   OldNames old_names;
   for (std::size_t i = 0; i < tensors && renames; ++i)
@@ -636,7 +636,7 @@ OldNames take_out_wrappers(std::span<Container* const> containers, const KnownMo
   return old_names;
 }
 
-OldNames take_out_wrappers(std::span<Container> containers, const KnownModel& model, std::vector<std::string>& notes) {
+OldNames take_out_wrappers(std::span<Container> containers, const KnownModel& model, Notes& notes) {
   std::vector<Container*> files;
   for (Container& file : containers) files.push_back(&file);
   return take_out_wrappers(files, model, notes);

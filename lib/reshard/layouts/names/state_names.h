@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "reshard/base/note.h"
 #include "reshard/formats/common/container.h"
 #include "reshard/layouts/names/optimizer_entries.h"
 #include "reshard/layouts/names/packed_names.h"
@@ -81,9 +82,9 @@ std::string without_wrappers(std::string_view name, const StateNames& names);
 /// \param further  Names of tensors or modules outside of the files, such as those in metadata, which change likewise.
 /// \returns the old names of renamed tensors.
 /// \throws Error kBadInput, naming the tensor, if two tensors of a file would get the same name.
-OldNames take_out_wrappers(std::span<Container* const> containers, const KnownModel& model,
-                           std::vector<std::string>& notes, std::span<std::string* const> further = {});
-OldNames take_out_wrappers(std::span<Container> containers, const KnownModel& model, std::vector<std::string>& notes);
+OldNames take_out_wrappers(std::span<Container* const> containers, const KnownModel& model, Notes& notes,
+                           std::span<std::string* const> further = {});
+OldNames take_out_wrappers(std::span<Container> containers, const KnownModel& model, Notes& notes);
 
 /// Returns a note that names are read without a prefix or wrappers; empty if they have none.
 std::string state_names_note(const StateNames& names);

@@ -259,7 +259,7 @@ void read_optimizer_beside(Files& files, const fs::path& folder, const ShardedCh
   if (context.beside == Beside::kLook) look_at_optimizer(files, folder, shards, context.options, checkpoint);
   if (!masters && !context.reads_states()) {
     if (context.options.has(kSourceOptimizerGroups.name) && context.beside != Beside::kLook)
-      checkpoint.notes.push_back(
+      checkpoint.notes.no_effect(
           fmt::format("`from-{}` has no effect: the optimizer is not read", kSourceOptimizerGroups.name));
     return;
   }
@@ -275,19 +275,19 @@ void read_optimizer_beside(Files& files, const fs::path& folder, const ShardedCh
   validate_steps(files, checkpoint.map.files, optimizer.files);
   if (!shards.lacks_weights && !by_id) compare_masters(files, optimizer, checkpoint.map);
   if (by_id)
-    checkpoint.notes.push_back(
+    checkpoint.notes.assumed(
         "the ids of the optimizer's parameters are kept, and only their shapes are compared with the model: files of "
         "another save or of swapped ranks cannot be detected");
   const bool unrecorded = !by_id && !optimizer.files.has_masters && optimizer.files.pp * optimizer.files.ranks() > 1;
   const bool lost = optimizer.files.lost_masters && !masters;
   if (!checkpoint.beside_model) checkpoint.beside_model.emplace();
   if (lost)
-    checkpoint.notes.push_back(
+    checkpoint.notes.missing(
         fmt::format("NxD's converter, which wrote the files full_…, lost master weights of some parameters: none are "
                     "read, and written master weights are computed from the weights{}",
                     unrecorded ? "; files that were swapped between ranks cannot be detected" : ""));
   else if (unrecorded)
-    checkpoint.notes.push_back(
+    checkpoint.notes.assumed(
         "the optimizer's files record neither their ranks nor their save, and have no master weights to compare with "
         "the model's: files that were swapped between ranks cannot be detected");
   if (context.reads_states()) {
@@ -298,12 +298,12 @@ void read_optimizer_beside(Files& files, const fs::path& folder, const ShardedCh
   const bool as_model = !wants_master_weights(context.options);
   const std::size_t others = take_master_weights(optimizer, checkpoint.map, {as_model, shards.lacks_weights});
   if (shards.lacks_weights)
-    checkpoint.notes.push_back(
+    checkpoint.notes.chosen(
         "the checkpoint contains its weights only as the optimizer's fp32 master weights "
         "(avoid_saving_lower_precision_weights): reading these");
   else if (others > 0)
-    checkpoint.notes.push_back(fmt::format("{} tensor{} that the optimizer does not train {} the model's own", others,
-                                           others == 1 ? "" : "s", others == 1 ? "is" : "are"));
+    checkpoint.notes.chosen(fmt::format("{} tensor{} that the optimizer does not train {} the model's own", others,
+                                        others == 1 ? "" : "s", others == 1 ? "is" : "are"));
 }
 
 void hint_at_lost_ranks(Files& files, const fs::path& folder, const ShardedCheckpoint& shards, Error& error) {

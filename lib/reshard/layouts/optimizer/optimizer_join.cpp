@@ -228,7 +228,7 @@ void refuse_partial_masters(const OptimizerFiles& files) {
 }
 
 /// Adds a note on states that some parameters of a group have and others do not.
-void note_missing_states(const OptimizerFiles& files, std::vector<std::string>& notes) {
+void note_missing_states(const OptimizerFiles& files, Notes& notes) {
   if (files.has_names()) return;  // parameters without states are in no group
   std::set<std::string> missing;  // names of states
   std::vector<std::string> ids;
@@ -251,8 +251,8 @@ void note_missing_states(const OptimizerFiles& files, std::vector<std::string>& 
     }
   }
   if (ids.empty()) return;
-  notes.push_back(fmt::format("not all parameters of a group have {}: not {}",
-                              list_names(std::vector(missing.begin(), missing.end())), list_names(ids)));
+  notes.missing(fmt::format("not all parameters of a group have {}: not {}",
+                            list_names(std::vector(missing.begin(), missing.end())), list_names(ids)));
 }
 
 /// Converts an optimizer's states to tensors of the model's parameters.
@@ -447,9 +447,9 @@ ShardedOptimizer read_sharded_optimizer(Files& files, const fs::path& folder, co
         .in(checkpoint.path)
         .hint("the directory was copied without its folder optim, or the run was saved without its optimizer");
   ShardedOptimizer optimizer{*std::move(read), {}, shards.uncut};
-  for (const std::string& note : optimizer.files.notes) checkpoint.notes.push_back(note);
+  checkpoint.notes.add(optimizer.files.notes);
   if (const std::set<std::string>& others = optimizer.files.others; !others.empty())
-    checkpoint.notes.push_back(
+    checkpoint.notes.left_out(
         fmt::format("left out entries of the optimizer's files that are not states, groups or master weights: {}",
                     list_names(std::vector(others.begin(), others.end()))));
   note_missing_states(optimizer.files, checkpoint.notes);

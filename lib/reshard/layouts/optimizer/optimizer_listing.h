@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "reshard/base/note.h"
 #include "reshard/io/files.h"
 #include "reshard/layouts/map/tensor_map.h"
 #include "reshard/layouts/ranks/rank_format.h"
@@ -53,10 +54,10 @@ struct OptimizerFiles {
   bool is_xser = false;
   bool is_full = false;
   bool has_masters = false;
-  bool lost_masters = false;       // if is_full: some master weights are lost, so none are used
-  std::vector<SourceFile> files;   // files of all tensors, indexed by TensorEntry::file
-  std::size_t file_count = 0;      // number of `files`; the xser files of a rank count as one
-  std::vector<std::string> notes;  // unusual findings, as whole sentences
+  bool lost_masters = false;      // if is_full: some master weights are lost, so none are used
+  std::vector<SourceFile> files;  // files of all tensors, indexed by TensorEntry::file
+  std::size_t file_count = 0;     // number of `files`; the xser files of a rank count as one
+  Notes notes;                    // unusual findings
   /// Why the states are incomplete although the files are what the reference writes, as a clause; empty if they are
   /// complete. `incomplete_hint` suggests a solution.
   std::string incomplete;

@@ -243,8 +243,10 @@ class OptimizerWriter {
         left.push_back(name);
     }
     if (!left.empty())
-      plan_.notes.push_back(fmt::format("{} training state {} no place in these files: {}", left.size(),
-                                        left.size() == 1 ? "entry has" : "entries have", list_names(left)));
+      plan_.notes
+          .left_out(fmt::format("{} training state {} no place in these files: {}", left.size(),
+                                left.size() == 1 ? "entry has" : "entries have", list_names(left)))
+          .of(left);
     for (std::string& name : left) plan_.without_place.push_back(std::move(name));
   }
 

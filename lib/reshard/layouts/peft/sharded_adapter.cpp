@@ -103,7 +103,7 @@ std::optional<LoraFuse> fuse_between(const AdapterConfig& unfused, const Adapter
 /// Returns the path of the adapter_config.json for the separate linears. If fusing added entries to it, this is the
 /// original file, and `shards` records stacked lora_A. If training has changed stacked weights, it is the current file.
 fs::path config_of(Files& files, const AdapterFolder& adapter, ShardedCheckpoint& shards,
-                   const std::vector<FusedLayer>& fused, std::vector<std::string>& notes) {
+                   const std::vector<FusedLayer>& fused, Notes& notes) {
   fs::path config = adapter.shards.directory / kAdapterConfigFile;
   fs::path before = adapter.shards.directory / kUnfusedConfigFile;
   if (!files.exists(config) || !files.exists(before)) return config;
@@ -111,14 +111,14 @@ fs::path config_of(Files& files, const AdapterFolder& adapter, ShardedCheckpoint
   if (current.text == unfused.text) return config;  // fused again, without entries
   const auto fuse = fuse_between(unfused, current, fused);
   if (!fuse) {
-    notes.push_back(before.string() + " does not match the adapter_config.json next to it; ignored");
+    notes.mismatch(before.string() + " does not match the adapter_config.json next to it; ignored").in(before);
     return config;
   }
   if (*fuse == LoraFuse::kMean) return before;
   ShardedCheckpoint stacked = shards;
   for (StageMetadata& metadata : stacked.metadata) stack_ranks(metadata, unfused);
   if (!holds_stacked(files, stacked)) {
-    notes.push_back(
+    notes.changed(
         fmt::format("adapter {} was trained after `lora-fuse` exact: its lora_B is no longer block-diagonal, so "
                     "separate linears keep the rank of the fused ones",
                     printable(adapter.name.empty() ? kDefaultAdapter : adapter.name)));
@@ -139,14 +139,15 @@ Checkpoint read_sharded_adapter(Files& files, const AdapterFolder& folder, const
   // The base model's config.json does not describe the shards, but is needed to convert them to other ranks.
   if (!context.config.path.empty() && !context.config.where_missing) find_config(files, checkpoint, context.config);
   if (checkpoint.config_given && context.use == ConfigUse::kLenient)
-    checkpoint.notes.push_back(checkpoint.config.string() +
-                               " is ignored: the metadata of an adapter defines its partition");
+    checkpoint.notes
+        .no_effect(checkpoint.config.string() + " is ignored: the metadata of an adapter defines its partition")
+        .in(checkpoint.config);
   const std::string name = name_in_metadata(files, folder, metadata);
   ShardedCheckpoint shards = read_sharded_checkpoint(files, folder.shards, name, &metadata);
   const std::vector<FusedLayer> fused = adapted_layers(shards);
   Adapter adapter{folder.name.empty() ? name : folder.name, {}, checkpoint.path, {}, {}, {}, {}, {}};
   adapter.config.path = config_of(files, folder, shards, fused, checkpoint.notes);
-  checkpoint.notes.insert(checkpoint.notes.end(), shards.warnings.begin(), shards.warnings.end());
+  checkpoint.notes.add(shards.warnings);
   const bool trained_fused = adapter.config.path.filename() == kAdapterConfigFile;
   add_adapter(checkpoint, shards, std::move(adapter), trained_fused ? fused : std::vector<FusedLayer>());
   validate_ranks_differ(files, shards, context.use, checkpoint);
@@ -178,7 +179,7 @@ Checkpoint join_adapters(const fs::path& path, std::vector<Checkpoint> checkpoin
             .in(adapter.path)
             .tensor(tensor.name);
     joint.map.append(std::move(checkpoint.map), adapter.prefix);
-    std::move(checkpoint.notes.begin(), checkpoint.notes.end(), std::back_inserter(joint.notes));
+    joint.notes.add(checkpoint.notes);
   }
   return joint;
 }

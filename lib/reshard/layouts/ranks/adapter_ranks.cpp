@@ -93,14 +93,16 @@ std::vector<StageMetadata> held_metadata(const ShardedCheckpoint& shards) {
   return stages;
 }
 
-void add_notes(const ShardedCheckpoint& shards, std::vector<std::string>& notes) {
-  if (const auto note = other_stages_note(shards)) notes.push_back(*note);
+void add_notes(const ShardedCheckpoint& shards, Notes& notes) {
+  if (const auto note = other_stages_note(shards)) notes.left_out(*note);
   std::vector<std::string> lost = shards.not_saved;  // mostly names of the base model, which is never saved
   std::erase_if(lost, [](const std::string& name) { return !lora_name(name); });
   if (!lost.empty())
-    notes.push_back(fmt::format("{} that the metadata lists for the adapter {} not in the files and left out: {}",
-                                lost.size() == 1 ? "a parameter" : "parameters", lost.size() == 1 ? "is" : "are",
-                                list_names(lost)));
+    notes
+        .left_out(fmt::format("{} that the metadata lists for the adapter {} not in the files and left out: {}",
+                              lost.size() == 1 ? "a parameter" : "parameters", lost.size() == 1 ? "is" : "are",
+                              list_names(lost)))
+        .of(lost);
 }
 
 /// Calls `change` with the tensors of each file.
@@ -176,7 +178,7 @@ void choose_lora_part(Files& files, const ReadContext& context, ShardedCheckpoin
         .hint("leave out `from-lora`");
   if (!has_adapter) return;
   if (has_base && !wants_adapter) {
-    checkpoint.notes.emplace_back(
+    checkpoint.notes.left_out(
         "the files also contain a LoRA adapter, which is left out: `from-lora` adapter reads it instead");
     return change_tensors(shards, [](std::vector<TensorEntry>& tensors) {
       std::erase_if(tensors, [](const TensorEntry& tensor) { return lora_name(tensor.name).has_value(); });
@@ -189,7 +191,7 @@ void choose_lora_part(Files& files, const ReadContext& context, ShardedCheckpoin
   adapter.config = settings_of(files, shards);
   if (adapter.config.path.filename() == kAdapterConfigFile) checkpoint.directory = adapter.config.path.parent_path();
   if (!has_base) return;
-  checkpoint.notes.emplace_back("the base model in the same files is left out: `from-lora` base reads it instead");
+  checkpoint.notes.left_out("the base model in the same files is left out: `from-lora` base reads it instead");
   change_tensors(shards, [is_added = added_tensors(adapter.config)](std::vector<TensorEntry>& tensors) {
     std::erase_if(tensors,
                   [&](const TensorEntry& tensor) { return !lora_name(tensor.name) && !is_added(tensor.name); });

@@ -66,7 +66,7 @@ void add_wholes(const ShardedCheckpoint& shards, std::uint32_t pp_rank, std::uin
 /// or from the plan if there is no metadata.
 /// \param notes receives information for the user, in whole sentences.
 /// \throws as ConfigPlan.
-Model planned_model(const ModelConfig& config, const ShardedCheckpoint& shards, std::vector<std::string>& notes) {
+Model planned_model(const ModelConfig& config, const ShardedCheckpoint& shards, Notes& notes) {
   std::vector<WholeTensor> tensors;
   const bool has_metadata = !shards.metadata.empty();
   for (std::uint32_t pp_rank = 0; pp_rank < shards.pp; ++pp_rank) {
@@ -191,9 +191,10 @@ void validate_head_saved(const ShardedCheckpoint& shards, const Checkpoint& chec
 void note_left_out(const ShardedCheckpoint& shards, Checkpoint& checkpoint) {
   if (shards.not_saved.empty()) return;
   const bool one = shards.not_saved.size() == 1;
-  checkpoint.notes.push_back(fmt::format("{} that the metadata lists {} not in the files and left out: {}",
-                                         one ? "a parameter" : "parameters", one ? "is" : "are",
-                                         list_names(shards.not_saved)));
+  checkpoint.notes
+      .left_out(fmt::format("{} that the metadata lists {} not in the files and left out: {}",
+                            one ? "a parameter" : "parameters", one ? "is" : "are", list_names(shards.not_saved)))
+      .of(shards.not_saved);
 }
 
 /// Metadata that torch saved does not contain the number of ranks. Uses config.json to detect that the last ones are
@@ -203,7 +204,7 @@ void validate_all_ranks_are_there(const ShardedCheckpoint& shards, Checkpoint& c
   if (!shards.has_old_metadata || shards.record || known_family) return;
   const ModelConfig& config = checkpoint.language_model.config;
   if (config.json) return validate_stated_sizes(checkpoint.map, config, shards.folder.path);
-  checkpoint.notes.push_back(
+  checkpoint.notes.assumed(
       fmt::format("neither the rank files nor a config.json record the number of tensor-parallel ranks: there are {}, "
                   "and missing last ranks cannot be detected",
                   shards.tp));
@@ -251,7 +252,7 @@ void read_map(Files& files, ShardedCheckpoint& shards, const ReadContext& contex
       list_omitted_tensors(files, shards, checkpoint.model ? tied : std::vector<TiedParameter>{});
   // Without a model, ties are a guess. It is refuted if the metadata lists the tensor or if the bytes differ.
   if (!checkpoint.model) std::erase_if(tied, [&](const TiedParameter& one) { return is_listed(shards, one.name); });
-  if (const auto note = other_stages_note(shards)) checkpoint.notes.push_back(*note);
+  if (const auto note = other_stages_note(shards)) checkpoint.notes.left_out(*note);
   checkpoint.map = sharded_source_map(shards, tied, unlisted);
   if (checkpoint.model && !shards.metadata.empty()) tie_unlisted(shards, checkpoint);
   if (checkpoint.model)
@@ -348,8 +349,7 @@ void note_unrecorded_ranks(const ShardedCheckpoint& shards, Checkpoint& checkpoi
   for (const std::vector<PartitionRule>& stage : shards.rules)
     for (const PartitionRule& rule : stage)
       if (rule.constant && rule.constant->is_rank_number) return;
-  checkpoint.notes.push_back(
-      "rank files carry no rank number: files that were swapped between ranks cannot be detected");
+  checkpoint.notes.assumed("rank files carry no rank number: files that were swapped between ranks cannot be detected");
 }
 
 /// Returns the layout that `shards` belong to, among those that use these file names.
@@ -396,7 +396,7 @@ void read_as_stored(const ShardedCheckpoint& shards, const Error& why, Checkpoin
         checkpoint.map.add_whole(checkpoint.map.add_stored(tensor, first, PartitionLabel::kUnknown),
                                  prefix + tensor.name);
     }
-  checkpoint.notes.push_back(fmt::format(
+  checkpoint.notes.assumed(fmt::format(
       "{}: the tensors of each rank are shown as they are stored, with the rank before the name; to convert "
       "them: {}",
       why.what(), why.hint()));
@@ -431,11 +431,11 @@ void validate_ranks_differ(Files& files, const ShardedCheckpoint& shards, Config
   const auto error = find_equal_ranks(files, checkpoint.map, checkpoint.notes);
   if (!error) return;
   if (use != ConfigUse::kLenient) throw Error(*error);
-  checkpoint.notes.push_back(error->with_hint());
+  checkpoint.notes.mismatch(error->with_hint()).in(error->path());
 }
 
 void explain_by_config(Files&, const OptionValues&, ShardedCheckpoint& shards, Checkpoint& checkpoint) {
-  checkpoint.notes.push_back(
+  checkpoint.notes.assumed(
       "there are no metadata files, so the partition of the parameters is inferred from config.json");
   infer_stages(shards, *checkpoint.model);
 }
@@ -466,9 +466,8 @@ Checkpoint read_ranks(Files& files, const FoundLayout& found, const ReadContext&
     for (std::size_t i = 0; i < ranks.size() && format.keeps_names && !is_adapter; i += shards.tp)
       for (const TensorEntry& tensor : ranks[i].tensors)
         if (format.has_own_name == nullptr || !format.has_own_name(tensor.name)) names.insert(tensor.name);
-  read_model(files, checkpoint, context, names, [&](const ModelConfig& config, std::vector<std::string>& notes) {
-    return planned_model(config, shards, notes);
-  });
+  read_model(files, checkpoint, context, names,
+             [&](const ModelConfig& config, Notes& notes) { return planned_model(config, shards, notes); });
   const bool planned = inferred && checkpoint.model && checkpoint.model->by_config_plan;
   shards.allows_extra = context.extra != ExtraTensors::kRefuse;
   if (inferred && !is_adapter && (!checkpoint.model || checkpoint.model->by_config_plan || shards.allows_extra))

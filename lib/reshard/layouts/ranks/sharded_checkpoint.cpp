@@ -377,8 +377,10 @@ ShardedCheckpoint read_sharded_checkpoint(Files& files, const FoundLayout& folde
   }
   if (!checkpoint.metadata.empty()) validate_all_stages_present(checkpoint);
   if (files.exists(folder.path / kCheckpointMarker) && !files.exists(folder.path / kDoneMarker))
-    checkpoint.warnings.push_back(folder.path.string() +
-                                  " has no file \"done\": the save that wrote these shards may have been interrupted");
+    checkpoint.warnings
+        .mismatch(folder.path.string() +
+                  " has no file \"done\": the save that wrote these shards may have been interrupted")
+        .in(folder.path);
   return checkpoint;
 }
 

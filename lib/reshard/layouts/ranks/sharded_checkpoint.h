@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "reshard/base/note.h"
 #include "reshard/layouts/core/layout.h"
 #include "reshard/layouts/map/partition.h"
 #include "reshard/layouts/map/rank_record.h"
@@ -44,7 +45,7 @@ struct ShardedCheckpoint {
   std::map<std::string, Dims> uncut;          // shapes in the files of tensors whose last rows are not read
   OldNames old_names;                         // Checkpoint::old_names
   std::uint64_t other_stages = 0;             // tensors that were ignored (remove_other_stages), over all files
-  std::vector<std::string> warnings;          // whole sentences
+  Notes warnings;
 };
 
 /// Returns the file that contains the metadata of a pipeline rank. If the metadata is inferred, the path it would have.

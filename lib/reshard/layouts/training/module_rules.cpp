@@ -252,8 +252,10 @@ std::optional<DType> remove_buffers(ShardedCheckpoint& shards, const WrittenName
     for (Container& file : stage) std::erase_if(file.tensors, is_buffer);
   for (ShardedCheckpoint::Copy& copy : shards.copies) std::erase_if(copy.file.tensors, is_buffer);
   if (!removed.empty())
-    checkpoint.notes.push_back("left out, because the model computes it: " +
-                               list_names(std::vector<std::string>(removed.begin(), removed.end())));
+    checkpoint.notes
+        .left_out("left out, because the model computes it: " +
+                  list_names(std::vector<std::string>(removed.begin(), removed.end())))
+        .of({removed.begin(), removed.end()});
   return dtype;
 }
 

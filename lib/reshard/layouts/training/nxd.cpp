@@ -115,7 +115,7 @@ void explain_nxd(Files&, const OptionValues& options, ShardedCheckpoint& shards,
   const PartitionOptions heads = nxd_options(options, {});
   explain_modules(shards, checkpoint, options);
   if (checkpoint.path.filename() == kSavedFolder)  // NxD has no metadata files, but optimum-neuron saves them
-    checkpoint.notes.push_back(
+    checkpoint.notes.assumed(
         "there are no metadata files, so the partition of the parameters is inferred from config.json");
   infer_stages(shards, *checkpoint.model, heads);
 }

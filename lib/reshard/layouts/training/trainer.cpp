@@ -37,7 +37,7 @@ Mesh mesh_of(const TargetRequest& request) {
 void plan_mesh(TargetPlan& plan, const TargetRequest& request, const Model& model) {
   plan.mesh = mesh_of(request);
   if (plan.mesh.vpp > 1 && plan.mesh.pp == 1)
-    plan.notes.emplace_back("`vpp` has no effect: the only pipeline rank has all stages");
+    plan.notes.no_effect("`vpp` has no effect: the only pipeline rank has all stages");
   const std::string& layer_prefix = model.family->layers;
   plan.partition = request.pipeline_cuts.empty()
                        ? partition_evenly(model.layers, plan.mesh)
@@ -138,12 +138,12 @@ void note_attention(const Model& model, const PartitionOptions& options, const s
   const std::uint32_t tp = plan.mesh.tp;
   if (is_grouped_query(attention.form) && !options.kv_size_multiplier &&
       attention.copies != usual_multiplier(model.kv_heads, tp))
-    plan.notes.push_back(fmt::format(
+    plan.notes.chosen(fmt::format(
         "`kv-size-multiplier` {}: the fewest replicas of each key/value head that give {} ranks whole heads",
         attention.copies, tp));
   if (!settings.empty())
-    plan.notes.push_back(fmt::format("attention is stored as {}: the trainer loads it with {}",
-                                     projection_names(*model.family->attention, attention.form), settings));
+    plan.notes.hint(fmt::format("attention is stored as {}: the trainer loads it with {}",
+                                projection_names(*model.family->attention, attention.form), settings));
 }
 
 namespace {
@@ -160,7 +160,7 @@ std::vector<OptimizerGroup> groups_of(const TargetRequest& request, const Target
             "them");
   if (!rule) {
     if (context.states->grouped_by_values)
-      plan.notes.push_back(
+      plan.notes.changed(
           fmt::format("the source has hyperparameters per parameter, and parameters with equal ones form one group: {} "
                       "in all; `optimizer-groups` groups them as the training code does",
                       own.size()));
@@ -168,7 +168,7 @@ std::vector<OptimizerGroup> groups_of(const TargetRequest& request, const Target
   }
   std::vector<OptimizerGroup> groups = regrouped(own, *rule, context.model->family->model_type);
   if (groups.size() != own.size())
-    plan.notes.push_back(
+    plan.notes.changed(
         fmt::format("the optimizer has {} parameter group{}, but the source has {}: the state of a scheduler, which "
                     "has one learning rate per group, would not fit it",
                     groups.size(), groups.size() == 1 ? "" : "s", own.size()));
@@ -192,11 +192,11 @@ void add_optimizer(const Layout& layout, TargetPlan& plan, const TargetRequest& 
   const std::filesystem::path folder = layout.ranks()->optimizer_in(shards).value();
   const std::vector<OptimizerGroup> groups = groups_of(request, context, plan);
   if (plan.mesh.ep > 1)
-    plan.notes.push_back(
+    plan.notes.hint(
         "NxD's optimizer of expert-parallel ranks saves no master weights: it is loaded before the model, and updates "
         "the weights that the model has at that time");
   else if (!context.states->has_names() && !has_masters(*context.states))
-    plan.notes.push_back(
+    plan.notes.missing(
         "as in the source, there are no master weights: NxD loads the optimizer before the model, and updates the "
         "weights that the model has at that time");
   add_optimizer_files(plan, *context.states, stages, {folder, format_of(request), *plan.mesh.dp, plan.mesh.ep, groups});
@@ -342,8 +342,8 @@ TargetPlan plan_training(const Layout& layout, const Trainer& trainer, const Tar
   if (context.states != nullptr) add_optimizer(layout, plan, request, context, stages);
   if (chooses_attention(model) && !names_attention)
     note_attention(model, options, trainer.attention_settings(*plan.attention, plan.mesh.tp), plan);
-  for (std::string& note : partition_notes(model, plan.mesh.tp)) plan.notes.push_back(std::move(note));
-  for (std::string& note : assumed_stage_notes(model, plan.mesh.pp)) plan.notes.push_back(std::move(note));
+  plan.notes.add(partition_notes(model, plan.mesh.tp));
+  plan.notes.add(assumed_stage_notes(model, plan.mesh.pp));
   plan.loaded_by = !model.quant_method.empty()
                        ? "only reshard reads these files: trainers have no parameters for quantised weights"
                        : trainer.loaded_by(request, plan, stages);

@@ -90,29 +90,32 @@ std::optional<std::string> unchecked_heads_note(const Model& model, std::uint64_
 
 }  // namespace
 
-std::vector<std::string> partition_notes(const Model& model, std::uint64_t tp) {
+Notes partition_notes(const Model& model, std::uint64_t tp) {
   if (tp == 1) return {};
-  std::vector<std::string> notes = model.notes;
-  if (auto note = unchecked_heads_note(model, tp)) notes.push_back(std::move(*note));
+  Notes notes = model.notes;
+  if (auto note = unchecked_heads_note(model, tp)) notes.assumed(std::move(*note));
   if (const auto names = replicated_modules(model); !names.empty())
-    notes.push_back("replicated on every tensor-parallel rank: " + list_names(names));
+    notes.hint("replicated on every tensor-parallel rank: " + list_names(names));
   return notes;
 }
 
-std::vector<std::string> assumed_stage_notes(const Model& model, std::uint64_t pp) {
+Notes assumed_stage_notes(const Model& model, std::uint64_t pp) {
   constexpr std::size_t kMost = 3;
   if (pp == 1 || (model.family_from != FamilyFrom::kSpec && !model.by_config_plan)) return {};
   std::vector<std::string> names;
   for (const ModelParameter& parameter : model.parameters)
     if (parameter.stage == OuterStage::kAssumedFirst) names.push_back(parameter.name);
   if (names.empty()) return {};
-  return {fmt::format(
-      "on the first pipeline stage, because no other stage is declared: {}; {} names the modules of the last stage",
-      list_names(names, kMost),
-      model.by_config_plan ? "base_model_pp_plan in config.json" : "\"stage\": \"last\" in the description")};
+  return Note{
+      NoteKind::kAssumed,
+      fmt::format(
+          "on the first pipeline stage, because no other stage is declared: {}; {} names the modules of the last stage",
+          list_names(names, kMost),
+          model.by_config_plan ? "base_model_pp_plan in config.json" : "\"stage\": \"last\" in the description"),
+      names};
 }
 
-std::vector<std::string> split_heads_notes(const Model& model, std::uint64_t tp) {
+Notes split_heads_notes(const Model& model, std::uint64_t tp) {
   std::set<std::string> modules;
   if (model.family->attention && model.kv_heads % tp != 0)
     for (const std::string& linear : {model.family->attention->key, model.family->attention->value})
@@ -123,7 +126,8 @@ std::vector<std::string> split_heads_notes(const Model& model, std::uint64_t tp)
       modules.insert(with_stars(parameter.module));
   if (modules.empty()) return {};
   const std::vector<std::string> names(modules.begin(), modules.end());
-  return {"split within heads or groups of heads, as NxD's shard_checkpoint does: " + list_names(names)};
+  return Note{NoteKind::kHint,
+              "split within heads or groups of heads, as NxD's shard_checkpoint does: " + list_names(names)};
 }
 
 }  // namespace reshard

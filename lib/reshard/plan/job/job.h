@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "reshard/base/note.h"
 #include "reshard/base/sha256.h"
 #include "reshard/io/files.h"
 #include "reshard/layouts/core/checkpoint.h"
@@ -54,11 +55,11 @@ struct Job {
   bool manifest = false;                                         // also write SHA256SUMS and reshard.manifest.json
   std::map<std::filesystem::path, Sha256Digest> source_digests;  // of input files, if known
   std::vector<Applied> transforms;                               // in order of application
-  std::vector<std::string> notes;                                // for the user, as whole sentences
-  const Layout* layout = nullptr;                                // the target's layout
-  OptionValues options;                                          // of `layout`, as given
-  std::optional<Format> format;                                  // format of the target's files
-  std::optional<DType> dtype;                                    // requested dtype of floating-point tensors
+  Notes notes;
+  const Layout* layout = nullptr;  // the target's layout
+  OptionValues options;            // of `layout`, as given
+  std::optional<Format> format;    // format of the target's files
+  std::optional<DType> dtype;      // requested dtype of floating-point tensors
 
   /// The maps that `program` has indices into. Valid until this job is moved or destroyed.
   ProgramMaps maps() const { return {&source, &target}; }

@@ -45,7 +45,7 @@ Companions companions_of(Files& files, const Checkpoint& source, CompanionFiles 
   Companions own = companion_files(files, source.path, wanted, left_out);
   for (CopiedFile& file : own.files)
     if (!is_trainer_file(file.path)) replace_copy(found.files, std::move(file));
-  std::move(own.notes.begin(), own.notes.end(), std::back_inserter(found.notes));
+  found.notes.add(own.notes);
   std::move(own.weights.begin(), own.weights.end(), std::back_inserter(found.weights));
   std::move(own.left.begin(), own.left.end(), std::back_inserter(found.left));
   return found;
@@ -74,16 +74,17 @@ void note_weights_left(Carrier& carrier, const std::vector<fs::path>& weights) {
   for (const fs::path& path : weights)
     if (read.count(plain(path)) == 0) left.push_back(path.lexically_relative(draft.source.directory).string());
   if (!left.empty())
-    draft.note(fmt::format("left out, as {} not among the model's weights: {}", left.size() == 1 ? "it is" : "they are",
-                           list_names(left, SIZE_MAX)));
+    draft.source.notes.left_out(fmt::format("left out, as {} not among the model's weights: {}",
+                                            left.size() == 1 ? "it is" : "they are", list_names(left, SIZE_MAX)));
 }
 
 /// Notes the files next to the weights that are not known to belong to the model.
 void note_others_left(Draft& draft, const std::vector<std::string>& left) {
   if (left.empty()) return;
   const bool one = left.size() == 1;
-  draft.note(fmt::format("left out, as {} not known to belong to the model: {}; `companions` all copies {}",
-                         one ? "it is" : "they are", list_names(left, SIZE_MAX), one ? "it" : "them"));
+  draft.source.notes.left_out(
+      fmt::format("left out, as {} not known to belong to the model: {}; `companions` all copies {}",
+                  one ? "it is" : "they are", list_names(left, SIZE_MAX), one ? "it" : "them"));
 }
 
 /// Notes the tokenizer files in the output directory that the job does not replace: they may belong to another model.
@@ -101,8 +102,8 @@ void note_old_tokenizer(Carrier& carrier, const std::vector<fs::path>& own) {
                      [&](const CopiedFile& copied) { return copied.path == file.path; }))
       old.push_back(file.path.string());
   if (!old.empty())
-    draft.note(fmt::format("{} stay{} in the output directory, and may belong to another model", list_names(old),
-                           old.size() == 1 ? "s" : ""));
+    draft.source.notes.output(fmt::format("{} stay{} in the output directory, and may belong to another model",
+                                          list_names(old), old.size() == 1 ? "s" : ""));
 }
 
 /// Returns the directories that may have the model's tokenizer, each once, in order of preference.
@@ -135,7 +136,7 @@ void note_no_tokenizer(Carrier& carrier) {
   if ((!source.has_ranks() && source.layout != nullptr) || source.config.empty() || in_folder ||
       !tokenizer_files(carrier.files, carrier.output_directory).empty())
     return;
-  carrier.draft.note(
+  carrier.draft.source.notes.missing(
       "there is no tokenizer next to the weights: copy the original model's into the output, or set `config` to the "
       "original model's directory");
 }
@@ -180,10 +181,12 @@ void carry_tokenizer(Carrier& carrier, bool is_whole) {
     }
   }
   if (!left_out.empty())
-    draft.note(
-        fmt::format("used the tokenizer of {}, and left out the one in {}", taken.string(), join(left_out, ", ")));
+    draft.source.notes
+        .chosen(
+            fmt::format("used the tokenizer of {}, and left out the one in {}", taken.string(), join(left_out, ", ")))
+        .in(taken);
   else if (!taken.empty() && is_above(files, taken, draft.source))
-    draft.note(fmt::format("used the tokenizer of {}, above the checkpoint", taken.string()));
+    draft.source.notes.chosen(fmt::format("used the tokenizer of {}, above the checkpoint", taken.string())).in(taken);
   note_old_tokenizer(carrier, directories);
   if (taken.empty() && is_whole) note_no_tokenizer(carrier);
 }
@@ -205,8 +208,8 @@ void carry_code(Carrier& carrier, CompanionFiles wanted) {
     for (const fs::path& path : paths)
       if (!files.exists(carrier.output_directory / path)) names.push_back(path.string());
     if (!names.empty())
-      carrier.draft.note(fmt::format("{}: {}; without it, the model cannot be loaded as its configuration says", what,
-                                     list_names(names)));
+      carrier.draft.source.notes.missing(fmt::format(
+          "{}: {}; without it, the model cannot be loaded as its configuration says", what, list_names(names)));
   };
   note(code.missing, "code of the model is missing next to config.json");
   if (wanted == CompanionFiles::kNone) note(code.files, "`companions` none leaves out code of the model");
@@ -240,8 +243,8 @@ bool carry_layers(Draft& draft, OrderedJson& config) {
   if (!draft.layers || !config.is_object()) return false;
   const std::vector<std::string> keys = set_layers(config, *draft.layers);
   if (!keys.empty())
-    draft.note(fmt::format("the config.json that is written is that of {} of {} layers: {}", draft.layers->kept.size(),
-                           draft.layers->all, list_names(keys)));
+    draft.source.notes.changed(fmt::format("the config.json that is written is that of {} of {} layers: {}",
+                                           draft.layers->kept.size(), draft.layers->all, list_names(keys)));
   return !keys.empty();
 }
 
@@ -276,7 +279,9 @@ void carry_config(Carrier& carrier) {
   if (draft.config_dtype) is_new = set_config_dtype(config, *draft.config_dtype) || is_new;
   if (is_plain) is_new = erase_quantization(config) || is_new;
   is_new = carry_layers(draft, config) || is_new;
-  const auto note = [&to = draft](const std::string& says) { to.note("the config.json that is written says " + says); };
+  const auto note = [&to = draft](const std::string& says) {
+    to.source.notes.changed("the config.json that is written says " + says);
+  };
   if (sets_ties && config.is_object()) {
     set_ties(config, *source.model->tied_by_files);
     is_new = true;
@@ -316,7 +321,8 @@ void carry_beside_adapter(Files& files, Draft& draft, const Adapter& adapter, co
   if (!tokenizer_files(files, directory).empty() || !is_tag_name(own_name(files, directory))) return;
   const fs::path run = directory_above(files, directory);
   std::vector<CopiedFile> above = tokenizer_files(files, run);
-  if (!above.empty()) draft.note(fmt::format("used the tokenizer of {}, above the checkpoint", run.string()));
+  if (!above.empty())
+    draft.source.notes.chosen(fmt::format("used the tokenizer of {}, above the checkpoint", run.string())).in(run);
   add_all(above);
 }
 
@@ -383,7 +389,7 @@ CarriedFiles carry_files(Files& files, Draft& draft, const Layout& layout, const
     for (const SourceFile& file : source.map.files) left_out.insert(file.path.parent_path());
     Companions companions = companions_of(files, source, wanted, {left_out.begin(), left_out.end()});
     carried.copied_files = std::move(companions.files);
-    for (std::string& note : companions.notes) draft.note(std::move(note));
+    draft.source.notes.add(companions.notes);
     weights = std::move(companions.weights);
     note_others_left(draft, companions.left);
   } else if (!in_place && source.layout != nullptr) {

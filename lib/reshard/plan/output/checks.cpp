@@ -120,8 +120,7 @@ void validate_names(const Checkpoint& checkpoint, const Layout& target) {
 
 void note_states_left(Checkpoint& checkpoint, const Layout& target) {
   if (checkpoint.leaves_states && target.traits().writes_states())
-    checkpoint.notes.push_back(
-        "training cannot continue from the model alone: `with-optimizer` includes its optimizer");
+    checkpoint.notes.hint("training cannot continue from the model alone: `with-optimizer` includes its optimizer");
 }
 
 void validate_outside(Files& files, const fs::path& output_directory, const Checkpoint& source) {
@@ -187,10 +186,10 @@ void validate_adapters(const Request& request, Checkpoint& source) {
   }
   const FamilySpec& family = request.source.family;
   if (family && !has_model)
-    source.notes.push_back(fmt::format("`{}` has no effect on adapters",
+    source.notes.no_effect(fmt::format("`{}` has no effect on adapters",
                                        builtin_family(family->model_type) == family ? "family" : "spec"));
   if (request.source.extra != ExtraTensors::kRefuse)
-    source.notes.emplace_back("`extra-tensors` has no effect on adapters");
+    source.notes.no_effect("`extra-tensors` has no effect on adapters");
 }
 
 }  // namespace reshard

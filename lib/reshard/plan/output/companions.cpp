@@ -186,7 +186,7 @@ class Collector {
     found_.left = fold_folders(unwanted_, found_.files);
     const auto note = [&](const std::vector<std::string>& folders, const char* one, const char* several) {
       if (!folders.empty())
-        found_.notes.push_back(
+        found_.notes.left_out(
             fmt::format("{} left out: {}", folders.size() == 1 ? one : several, list_names(folders, SIZE_MAX)));
     };
     note(checkpoints_, "a folder that is a separate checkpoint is", "folders that are separate checkpoints are");

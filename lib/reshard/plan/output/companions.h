@@ -5,6 +5,7 @@
 #include <string_view>
 #include <vector>
 
+#include "reshard/base/note.h"
 #include "reshard/io/files.h"
 #include "reshard/plan/job/job.h"
 #include "reshard/plan/job/request.h"
@@ -18,7 +19,7 @@ bool has_weights_ending(std::string_view file_name);
 /// Files next to a checkpoint's weights that belong to the model, sorted.
 struct Companions {
   std::vector<CopiedFile> files;
-  std::vector<std::string> notes;                // on the folders and entries that were left out, as whole sentences
+  Notes notes;                                   // on the folders and entries that were left out
   std::vector<std::filesystem::path> weights{};  // files that were left out because they are named like weights
   std::vector<std::string>
       left{};  // files that are not known to belong to the model; "folder/" if none in a folder does

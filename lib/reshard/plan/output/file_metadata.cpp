@@ -126,8 +126,9 @@ void validate_metadata(Draft& draft, const LayoutTraits& target, const TargetPla
             .hint(change.hint);
   }
   if (!noted.empty())
-    draft.note(fmt::format("left out {} of the source's metadata, which the files of this output do not have: {}",
-                           noted.size() == 1 ? "1 key" : fmt::format("{} keys", noted.size()), list_names(noted)));
+    draft.source.notes.left_out(
+        fmt::format("left out {} of the source's metadata, which the files of this output do not have: {}",
+                    noted.size() == 1 ? "1 key" : fmt::format("{} keys", noted.size()), list_names(noted)));
 }
 
 }  // namespace reshard

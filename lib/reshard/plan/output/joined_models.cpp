@@ -126,9 +126,11 @@ void join_draft(Draft& draft, Draft model, const std::string& role) {
   const std::string prefix = prefix_of(role);
   draft.source.map.append(std::move(model.source.map), prefix);
   for (const std::string& name : model.dropped) draft.dropped.push_back(prefix + name);
-  for (const std::string& note : model.source.notes) {
-    const std::vector<std::string>& own = draft.source.notes;
-    if (std::find(own.begin(), own.end(), note) == own.end()) draft.note(role + ": " + note);
+  model.source.notes.remove(draft.source.notes);
+  for (Note note : model.source.notes) {
+    note.text = role + ": " + note.text;
+    for (std::string& tensor : note.tensors) tensor.insert(0, prefix);
+    draft.source.notes.add(std::move(note));
   }
 }
 

@@ -41,10 +41,10 @@ void note_tied(Draft& draft, const Layout& target) {
       if (!is_tied_once(source, tensor)) continue;
       const std::string name = printable(tensor.name.text());
       if (!noted.insert(name).second) continue;
-      draft.note(fmt::format("{} is tied to {}: the two are compared, and {}", name, printable(source.logical[l].name),
-                             target.traits().has_ranks()
-                                 ? "consolidating the files leaves out the replica"
-                                 : "it is left out, because Hugging Face's file contains it once"));
+      draft.source.notes.left_out(
+          fmt::format("{} is tied to {}: the two are compared, and {}", name, printable(source.logical[l].name),
+                      target.traits().has_ranks() ? "consolidating the files leaves out the replica"
+                                                  : "it is left out, because Hugging Face's file contains it once"));
     }
 }
 
@@ -95,10 +95,12 @@ void validate_alone(Files& files, Draft& draft, const Layout& target, const Targ
               .in(output_directory)
               .hint("move its files away or choose another output directory");
         if (target.traits().has_ranks() && noted.insert(found.path).second)  // several layouts may recognise it
-          draft.note(fmt::format(
-              "{} contains another sharded checkpoint, which is kept: commands need the path of one "
-              "of them, {} or {}",
-              output_directory.string(), found.path.string(), (output_directory / target.traits().folder).string()));
+          draft.source.notes
+              .output(fmt::format(
+                  "{} contains another sharded checkpoint, which is kept: commands need the path of one "
+                  "of them, {} or {}",
+                  output_directory.string(), found.path.string(), (output_directory / target.traits().folder).string()))
+              .in(found.path);
       }
     }
   } catch (const Error& error) {
@@ -117,12 +119,14 @@ void note_whole_weights(Files& files, Draft& draft, const Layout& target, const 
       if (layout->traits().has_ranks()) continue;
       for (const FoundLayout& found : layout->recognise(files, output))
         if (found.path == output && !found.is_empty)
-          draft.note(fmt::format(
-              "{0} contains other weights, in layout {1}, which are kept; commands with the path {0} read those{2}",
-              output_directory.string(), layout->traits().name,
-              is_output_itself(target) ? ": move them away to read the new ones"
-                                       : fmt::format(", and commands with the path {} read the new ones",
-                                                     (output_directory / target.traits().folder).string())));
+          draft.source.notes
+              .output(fmt::format(
+                  "{0} contains other weights, in layout {1}, which are kept; commands with the path {0} read those{2}",
+                  output_directory.string(), layout->traits().name,
+                  is_output_itself(target) ? ": move them away to read the new ones"
+                                           : fmt::format(", and commands with the path {} read the new ones",
+                                                         (output_directory / target.traits().folder).string())))
+              .in(output_directory);
     }
   } catch (const Error& error) {
     if (error.code() != std::errc::permission_denied) throw;  // a writable directory need not be readable
@@ -146,7 +150,7 @@ void note_other_form(Draft& draft, const OptionValues& options) {
     if (!options.has(name))
       lost.push_back(value == "true" ? fmt::format("`{}`", name) : fmt::format("`{}` {}", name, value));
   if (!lost.empty())
-    draft.note(fmt::format(
+    draft.source.notes.changed(fmt::format(
         "the source was written with {}, but the output is written without: use the same options to keep its format",
         join(lost, " and ")));
 }
@@ -251,13 +255,12 @@ TargetPlan make_target(Files& files, Draft& draft, const TargetRequest& request,
     plan.text_files.push_back(
         {kKeptIndexMetadataFile, kept_index_metadata_text(source.index_metadata), source.index_metadata_file});
   if (traits.whole_folder && is_model) plan.whole_folders.insert(plan.whole_folders.begin(), traits.folder);
-  if (draft.model && is_model)
-    for (std::string& note : idle_option_notes(request, *draft.model, plan)) draft.note(std::move(note));
-  for (const std::string& note : plan.notes) draft.note(note);
+  if (draft.model && is_model) draft.source.notes.add(idle_option_notes(request, *draft.model, plan));
+  draft.source.notes.add(plan.notes);
   if (!plan.loaded_by.empty())
-    draft.note(plan.loaded_by + (draft.was(Applied::Transform::kRename) && !draft.layers
-                                     ? "; the model that loads them must have the names that `rename` gave"
-                                     : ""));
+    draft.source.notes.hint(plan.loaded_by + (draft.was(Applied::Transform::kRename) && !draft.layers
+                                                  ? "; the model that loads them must have the names that `rename` gave"
+                                                  : ""));
   install_derived(draft, std::move(plan.derived), plan.map);
   draft.dropped.insert(draft.dropped.end(), plan.without_place.begin(), plan.without_place.end());
   note_tied(draft, *request.layout);

@@ -67,7 +67,7 @@ void leave_out_outside_links(Files& files, Job& job, const SourceRequest& reques
   });
   if (left_out.empty()) return;
   std::sort(left_out.begin(), left_out.end());
-  job.notes.push_back(fmt::format(
+  job.notes.left_out(fmt::format(
       "{} left out: {}",
       left_out.size() == 1 ? "a link to a file outside the model is" : "links to files outside the model are",
       list_names(left_out, SIZE_MAX)));

@@ -24,7 +24,7 @@ ModelConfig base_config(Files& files, const fs::path& given) {
 }
 
 /// Reads the base model's weights next to config.json, but only if config.json has a plan, since plans lack shapes.
-Model base_model(Files& files, const ModelConfig& config, const FamilySpec& family, std::vector<std::string>& notes) {
+Model base_model(Files& files, const ModelConfig& config, const FamilySpec& family, Notes& notes) {
   const LanguageModel model = find_language_model(config, family);
   if (model.family) return instantiate(model.family, model.config);
   if (!has_config_plan(config)) throw unknown_model_type(config);
@@ -32,19 +32,21 @@ Model base_model(Files& files, const ModelConfig& config, const FamilySpec& fami
 }
 
 /// Reads adapter_config.json, with the ranks and scales of separate linears. Notes any ranks that it does not explain.
-void read_separate_config(Files& files, Adapter& adapter, std::vector<std::string>& notes) {
+void read_separate_config(Files& files, Adapter& adapter, Notes& notes) {
   const fs::path path = adapter.config.path;
   if (adapter.config.text.empty()) adapter.config = read_adapter_config(files, path);
   const SeparateConfig separate = separate_config(adapter.config, adapter.modules);
   // The lora_A of packed experts contains the rows of all experts.
   if (!separate.unexplained.empty() && adapter.config.target_parameters.empty())
-    notes.push_back(
-        fmt::format("adapter_config.json declares another rank than lora_A has: {}. The adapter was trained with "
-                    "another file, so the scale is unknown, and PEFT cannot load the adapter: set \"rank_pattern\" "
-                    "and \"alpha_pattern\"",
-                    list_names(separate.unexplained)));
+    notes
+        .mismatch(
+            fmt::format("{} declares another rank than lora_A has: {}. The adapter was trained with another file, "
+                        "so the scale is unknown, and PEFT cannot load the adapter: set \"rank_pattern\" and "
+                        "\"alpha_pattern\"",
+                        path.string(), list_names(separate.unexplained)))
+        .in(path);
   if (separate.text == adapter.config.text) return;
-  notes.push_back("adapter_config.json now names the separate linears instead of the fused ones, with the same scales");
+  notes.changed("adapter_config.json now names the separate linears instead of the fused ones, with the same scales");
   adapter.separate_text = separate.text;
   adapter.config = parse_adapter_config(separate.text, path);
 }
@@ -76,7 +78,7 @@ void read_adapter_configs(Files& files, const Request& request, Checkpoint& sour
       read_separate_config(files, adapter, source.notes);
     } catch (const Error& error) {  // a whole adapter may have any type
       if (has_model || error.kind() != ErrorKind::kUnsupported) throw;
-      source.notes.emplace_back(error.what());
+      source.notes.mismatch(error.what()).in(error.path());
     }
   }
 }

@@ -178,12 +178,14 @@ std::optional<LatestTag> read_latest(Files& files, const fs::path& directory) {
 }
 
 /// Returns `found`, or the only model below its folder if that is no checkpoint, but a step of a run.
-FoundCheckpoint found_in(Files& files, FoundCheckpoint found, std::vector<std::string> notes) {
+FoundCheckpoint found_in(Files& files, FoundCheckpoint found, Notes notes) {
   const fs::path& folder = found.path;
   const fs::path model = found.is_checkpoint() ? folder : model_in_step(files, folder, found.kind);
   if (model != folder) {
-    notes.push_back(fmt::format("{}: reading {}, the only model in it", folder.string(),
-                                printable(model.lexically_relative(folder).string())));
+    notes
+        .chosen(fmt::format("{}: reading {}, the only model in it", folder.string(),
+                            printable(model.lexically_relative(folder).string())))
+        .in(model);
     found = found_at(files, model, found.kind);
   }
   found.notes = std::move(notes);
@@ -440,7 +442,8 @@ FoundCheckpoint find_checkpoint(Files& files, const fs::path& path, const std::o
     if (!(latest && choice.name == latest->name) && !is_tag_name(choice.name) &&
         !is_only_model(files, path, choice.name))
       throw unrelated(tags);
-    return found_in(files, found_at(files, path / choice.name, kind), {path.string() + ": " + choice.note});
+    return found_in(files, found_at(files, path / choice.name, kind),
+                    Note{NoteKind::kChosen, path.string() + ": " + choice.note});
   } catch (Error& error) {
     if (error.path().empty()) error.in(path);
     throw;

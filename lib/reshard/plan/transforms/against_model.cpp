@@ -35,9 +35,10 @@ void validate_shapes(Draft& draft, const Misfits& misfits) {
         .in(draft.source.path)
         .tensor(tensor->name)
         .hint("config.json belongs to another model, or the checkpoint is damaged");
-  draft.note(fmt::format("{} of other shapes than config.json asks for, such as {}, which {}",
-                         misfits.shapes.size() == 1 ? "1 tensor is" : counted(misfits.shapes.size()) + " are",
-                         printable(tensor->name), what));
+  draft.source.notes.mismatch(
+      fmt::format("{} of other shapes than config.json asks for, such as {}, which {}",
+                  misfits.shapes.size() == 1 ? "1 tensor is" : counted(misfits.shapes.size()) + " are",
+                  printable(tensor->name), what));
 }
 
 /// Whether layers have other numbers than in the source.
@@ -69,9 +70,11 @@ std::vector<std::string> missing_tensors(Draft& draft, const Misfits& misfits, c
       missing.push_back(name);
   }
   if (left_out > 0)
-    draft.note(fmt::format("`drop` or `keep` leaves out {} that config.json asks for", counted(left_out)));
+    draft.source.notes.left_out(
+        fmt::format("`drop` or `keep` leaves out {} that config.json asks for", counted(left_out)));
   if (other_names > 0)
-    draft.note(fmt::format("`rename` gives {} other names than config.json asks for", counted(other_names)));
+    draft.source.notes.changed(
+        fmt::format("`rename` gives {} other names than config.json asks for", counted(other_names)));
   return missing;
 }
 
@@ -103,9 +106,9 @@ void note_moved_layers(Draft& draft, const Model& renamed) {
   const bool is_own = now == source.model->family->layers;
   if (now == usual || (is_own && !usual.ends_with("." + now))) return;  // parts of larger models have other names
   if (is_base_alone(draft, *source.language_model.family, now)) return;
-  draft.note(fmt::format("{} {}.*; programs that load a model of family {} look for {}.*",
-                         is_own ? "layers have the names" : "`rename` gives layers the names", now,
-                         renamed.family->model_type, usual));
+  draft.source.notes.changed(fmt::format("{} {}.*; programs that load a model of family {} look for {}.*",
+                                         is_own ? "layers have the names" : "`rename` gives layers the names", now,
+                                         renamed.family->model_type, usual));
 }
 
 /// Refuses a model of a known family with an adapter that is not merged. In a file without a
@@ -118,14 +121,16 @@ void refuse_unmerged_adapter(Draft& draft) {
   auto unmerged = unmerged_adapter(names, source.model ? &*source.model : nullptr);
   if (!unmerged) return;
   if (source.language_model.family) throw unmerged->in(source.path);
-  if (source.layout == nullptr) draft.note(fmt::format("{}; {}", unmerged->in(source.path).what(), unmerged->hint()));
+  if (source.layout == nullptr)
+    draft.source.notes.missing(fmt::format("{}; {}", unmerged->in(source.path).what(), unmerged->hint()))
+        .in(source.path);
 }
 
 /// Validates tensors that are not split, or whose split is recorded in files: some may be missing, and others may be
 /// added.
 void validate_complete(Draft& draft, const Request& request) {
   const auto note_idle = [&](const char* why) {
-    if (request.allow_missing) draft.note(fmt::format("`allow-missing` has no effect: {}", why));
+    if (request.allow_missing) draft.source.notes.no_effect(fmt::format("`allow-missing` has no effect: {}", why));
   };
   const Checkpoint& source = draft.source;
   if (request.names.empty()) refuse_unmerged_adapter(draft);
@@ -141,7 +146,7 @@ void validate_complete(Draft& draft, const Request& request) {
       (!source.beside_model || !request.names.empty() || request.allow_missing)) {
     std::vector<std::string> unlisted;
     for (const LogicalTensor* tensor : misfits.unlisted) unlisted.push_back(tensor->name);
-    draft.note("config.json does not explain these tensors: " + list_names(unlisted));
+    draft.source.notes.mismatch("config.json does not explain these tensors: " + list_names(unlisted)).of(unlisted);
   }
   const std::vector<std::string> missing = missing_tensors(draft, misfits, request.names);
   if (missing.empty())
@@ -149,7 +154,10 @@ void validate_complete(Draft& draft, const Request& request) {
   const std::string what = missing.size() == 1
                                ? "1 tensor that config.json asks for is missing"
                                : fmt::format("{} tensors that config.json asks for are missing", missing.size());
-  if (request.allow_missing) return draft.note(fmt::format("{}: {}", what, list_names(missing, SIZE_MAX)));
+  if (request.allow_missing) {
+    draft.source.notes.missing(fmt::format("{}: {}", what, list_names(missing, SIZE_MAX))).of(missing);
+    return;
+  }
   const bool renumbers = is_renumbered(draft);
   throw Error(ErrorKind::kBadInput,
               fmt::format("{}{}: {}", what, renumbers ? " under the new numbers of layers" : "", list_names(missing)))

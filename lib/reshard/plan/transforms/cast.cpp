@@ -134,10 +134,11 @@ void validate_float8(Draft& draft, const std::vector<std::string>& cast, const R
                             dtype, is_adapter ? "adapter" : "model, norms and embeddings too,"))
         .tensor(cast.front())
         .hint("quantise the model with a tool that writes scales; convert with `keep` casts selected tensors");
-  draft.note(
-      fmt::format("{} tensor{} cast to {} as plain numbers, without scales; no program loads them as a "
-                  "quantised model",
-                  cast.size(), cast.size() == 1 ? " is" : "s are", dtype));
+  draft.source.notes
+      .changed(fmt::format("{} tensor{} cast to {} as plain numbers, without scales; no program loads them as a "
+                           "quantised model",
+                           cast.size(), cast.size() == 1 ? " is" : "s are", dtype))
+      .of(cast);
 }
 
 /// Notes the tensors that a requested dtype leaves as they are stored, and those that it casts although most others were
@@ -147,12 +148,16 @@ void note_float32(Draft& draft, const std::vector<std::string>& kept, const std:
     return fmt::format("{} tensor{}", tensors.size(), tensors.size() == 1 ? one : several);
   };
   if (!kept.empty())
-    draft.note(fmt::format("{} as stored, because the model computes with {} in float32: {}; `cast-all` casts {}",
-                           are(kept, " stays", "s stay"), kept.size() == 1 ? "it" : "them", list_of(kept),
-                           kept.size() == 1 ? "it" : "them"));
+    draft.source.notes
+        .hint(fmt::format("{} as stored, because the model computes with {} in float32: {}; `cast-all` casts {}",
+                          are(kept, " stays", "s stay"), kept.size() == 1 ? "it" : "them", list_of(kept),
+                          kept.size() == 1 ? "it" : "them"))
+        .of(kept);
   if (!cast.empty())
-    draft.note(fmt::format("{} float32 next to smaller tensors, and `dtype` casts {}: {}", are(cast, " was", "s were"),
-                           cast.size() == 1 ? "it" : "them", list_of(cast)));
+    draft.source.notes
+        .changed(fmt::format("{} float32 next to smaller tensors, and `dtype` casts {}: {}",
+                             are(cast, " was", "s were"), cast.size() == 1 ? "it" : "them", list_of(cast)))
+        .of(cast);
 }
 
 /// Casts to the requested dtype.
@@ -186,12 +191,12 @@ void cast_to_request(Draft& draft, const Request& request, const OrderedJson& co
   validate_float8(draft, to_float8, request, config);
   note_float32(draft, stay, shrink);
   if (request.cast_all && !needs_cast_all)
-    draft.note(
+    draft.source.notes.no_effect(
         "`cast-all` has no effect: no tensor of integers or booleans is cast, and none that the model needs in "
         "float32");
-  if (kept) draft.note("the model is quantised: `dtype` casts what is not quantised, and no scales");
+  if (kept) draft.source.notes.changed("the model is quantised: `dtype` casts what is not quantised, and no scales");
   if (scaled)
-    draft.note(
+    draft.source.notes.changed(
         "the model is quantised: `dtype` casts its scales and what is not quantised; quantised weights stay as they "
         "are");
 }
@@ -222,7 +227,7 @@ void cast_to_model(Draft& draft) {
     ++counts[{tensor.dtype, is_wide}];
   }
   for (const auto& [how, count] : counts)
-    draft.note(fmt::format(
+    draft.source.notes.changed(fmt::format(
         "{} tensor{} {} cast {}", count, count == 1 ? "" : "s", count == 1 ? "is" : "are",
         how.second ? std::string("from F64 to F32") : fmt::format("to {}, the model's dtype", name(how.first))));
 }
@@ -245,8 +250,9 @@ void cast_to_config(Files& files, Draft& draft, const Layout& target, std::optio
     ++count;
   }
   if (count != 0)
-    draft.note(fmt::format("{} of the tensors {} cast to {}{}", count, count == 1 ? "is" : "are", name(*wanted),
-                           base_dtype ? ", like the model that loads them" : ", as in config.json"));
+    draft.source.notes.changed(fmt::format("{} of the tensors {} cast to {}{}", count, count == 1 ? "is" : "are",
+                                           name(*wanted),
+                                           base_dtype ? ", like the model that loads them" : ", as in config.json"));
 }
 
 /// Notes that tensors are float32 although config.json declares another dtype, and how to cast them. If no training
@@ -264,7 +270,7 @@ void note_config_dtype(Files& files, Draft& draft) {
   try {
     wanted = config_dtype(read_config(files, source));
   } catch (const Error& error) {
-    draft.note(fmt::format("{}; `dtype` corrects it", error.what()));
+    draft.source.notes.mismatch(fmt::format("{}; `dtype` corrects it", error.what()));
     return;
   }
   if (!wanted) return;
@@ -279,9 +285,10 @@ void note_config_dtype(Files& files, Draft& draft) {
   });
   // A model of an unknown family may have a few parameters in float32.
   if (source.beside_model ? count < others : others > 0) return;
-  draft.note(fmt::format("{} tensor{} float32{}, although config.json has {}: `dtype` {} casts {}", count,
-                         count == 1 ? " is" : "s are", source.beside_model ? ", as in training" : "",
-                         describe(*wanted).torch_name, describe(*wanted).torch_name, count == 1 ? "it" : "them"));
+  draft.source.notes.hint(fmt::format("{} tensor{} float32{}, although config.json has {}: `dtype` {} casts {}", count,
+                                      count == 1 ? " is" : "s are", source.beside_model ? ", as in training" : "",
+                                      describe(*wanted).torch_name, describe(*wanted).torch_name,
+                                      count == 1 ? "it" : "them"));
 }
 
 }  // namespace

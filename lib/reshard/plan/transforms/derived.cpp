@@ -70,8 +70,9 @@ void install_derived(Draft& draft, std::vector<LogicalTensor> derived, const Tar
     if (is_state && bits(dtype) < bits(DType::kF32)) ++narrow[dtype];
   }
   for (const auto& [dtype, count] : narrow)
-    draft.note(fmt::format("the source has no master weights of {} parameter{}: computed them from {} weights", count,
-                           count == 1 ? "" : "s", name(dtype)));
+    draft.source.notes.changed(
+        fmt::format("the source has no master weights of {} parameter{}: computed them from {} weights", count,
+                    count == 1 ? "" : "s", name(dtype)));
   count_means(draft);
   for (const LogicalTensor& tensor : target.logical) {
     if (!tensor.computed || tensor.constant() || source.find_logical(tensor.name)) continue;

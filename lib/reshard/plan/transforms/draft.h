@@ -23,7 +23,6 @@ struct Draft {
   std::optional<KeptLayers> layers;    // layers to write to config.json, if they are fewer than the source's
   std::vector<Applied> transforms;     // in order of application
 
-  void note(std::string sentence) { source.notes.push_back(std::move(sentence)); }
   /// Whether a transform has been applied to any tensor.
   bool was(Applied::Transform transform) const {
     return std::any_of(transforms.begin(), transforms.end(),

@@ -51,7 +51,10 @@ bool has_place(const TargetRequest& target) {
 
 void apply_extra_tensors(Draft& draft, ExtraTensors extra, const TargetRequest& target) {
   if (extra == ExtraTensors::kRefuse) return;
-  if (!draft.model) return draft.note("`extra-tensors` has no effect: there is no config.json of a known family");
+  if (!draft.model) {
+    draft.source.notes.no_effect("`extra-tensors` has no effect: there is no config.json of a known family");
+    return;
+  }
   std::unordered_set<std::string> own;
   for (const ModelParameter& parameter : draft.model->parameters) own.insert(parameter.name);
   std::vector<std::string> names;
@@ -60,7 +63,10 @@ void apply_extra_tensors(Draft& draft, ExtraTensors extra, const TargetRequest& 
     names.push_back(tensor.name);
     if (extra == ExtraTensors::kKeep) draft.model->parameters.push_back(whole_parameter(tensor, *draft.model));
   }
-  if (names.empty()) return draft.note("`extra-tensors` has no effect: config.json explains every tensor");
+  if (names.empty()) {
+    draft.source.notes.no_effect("`extra-tensors` has no effect: config.json explains every tensor");
+    return;
+  }
   if (extra == ExtraTensors::kKeep) {
     if (!has_place(target))
       throw Error(ErrorKind::kUnsupported,
@@ -86,9 +92,10 @@ void apply_extra_tensors(Draft& draft, ExtraTensors extra, const TargetRequest& 
           .in(draft.source.path)
           .tensor(*taken)
           .hint("rename it (`rename`), or leave it out (`extra-tensors` drop)");
-    return draft.note("kept, though config.json does not explain them: " + list_names(names));
+    draft.source.notes.mismatch("kept, though config.json does not explain them: " + list_names(names)).of(names);
+    return;
   }
-  draft.note("left out, as config.json does not explain them: " + list_names(names));
+  draft.source.notes.left_out("left out, as config.json does not explain them: " + list_names(names)).of(names);
   draft.transforms.push_back({Applied::Transform::kDrop, names.size()});
   std::erase_if(draft.wanted, [&](const LogicalTensor& tensor) { return own.count(tensor.name) == 0; });
   for (std::string& name : names) draft.dropped.push_back(std::move(name));

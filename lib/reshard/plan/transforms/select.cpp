@@ -28,7 +28,7 @@ std::vector<std::string> names_in_source(const Draft& draft) {
 void note_useless_rules(Draft& draft, const NameRules& rules, const std::vector<std::string>& names) {
   const auto check = [&](const char* parameter, const NamePattern& pattern) {
     if (std::none_of(names.begin(), names.end(), [&](const std::string& name) { return pattern.matches(name); }))
-      draft.note(fmt::format("{} {} matches no tensor", parameter, printable(pattern.text())));
+      draft.source.notes.no_effect(fmt::format("{} {} matches no tensor", parameter, printable(pattern.text())));
   };
   for (const NamePattern& pattern : rules.drop) check("`drop`", pattern);
   for (const NamePattern& pattern : rules.keep) check("`keep`", pattern);
@@ -36,7 +36,9 @@ void note_useless_rules(Draft& draft, const NameRules& rules, const std::vector<
 
 void note_useless_renames(Draft& draft, const NameRules& rules, const std::vector<bool>& matched) {
   for (std::size_t r = 0; r < matched.size(); ++r)
-    if (!matched[r]) draft.note(fmt::format("`rename` {} matches no tensor", printable(rules.renames[r].first.text())));
+    if (!matched[r])
+      draft.source.notes.no_effect(
+          fmt::format("`rename` {} matches no tensor", printable(rules.renames[r].first.text())));
 }
 
 /// Notes the renames that had no effect while the source was read.
@@ -57,22 +59,24 @@ void select_layers(Draft& draft, const NameRules& rules, const std::vector<bool>
   auto layers = find_kept_layers(draft.source, dropped);
   if (!layers) {
     if (rules.renumber_layers)
-      draft.note("`renumber-layers` has no effect: no layer of a known model is left out, or all are");
+      draft.source.notes.no_effect(
+          "`renumber-layers` has no effect: no layer of a known model is left out, or all are");
     return;
   }
   if (layers->are_first() || rules.renumber_layers) {
     if (!layers->kinds.empty())
-      draft.note(
+      draft.source.notes.changed(
           fmt::format("under their new numbers, some layers have another kind of attention, according to {} in "
                       "config.json; a list `layer_types` there would be cut with the layers",
                       list_names(layers->kinds)));
     if (!layers->patterns.empty() && !layers->are_first())
-      draft.note("quantization_config has patterns that may contain numbers of layers, which stay as they are: " +
-                 list_names(layers->patterns));
+      draft.source.notes.assumed(
+          "quantization_config has patterns that may contain numbers of layers, which stay as they are: " +
+          list_names(layers->patterns));
     draft.layers = std::move(layers);
     return;
   }
-  draft.note(
+  draft.source.notes.mismatch(
       fmt::format("only layers {} are left, under their own numbers, and config.json still counts {}: no program "
                   "loads such a model; `renumber-layers` numbers them from 0",
                   list_ranges(layers->kept), layers->count));

@@ -37,30 +37,36 @@ void set_ties(OrderedJson& config, bool tied) {
 }
 
 bool are_tied(const SaidTies& said, HeldWeights held, const std::string& head, const std::string& embedding,
-              std::vector<std::string>& notes) {
+              Notes& notes) {
   switch (held) {
     case HeldWeights::kNeither: return said.tied;
     case HeldWeights::kHead:
       if (!said.says(true)) return false;
-      notes.push_back(fmt::format("{} is stored as {}, which is tied to it{}", embedding, head,
-                                  said.tied ? "" : ", though " + said.text()));
+      notes
+          .mismatch(fmt::format("{} is stored as {}, which is tied to it{}", embedding, head,
+                                said.tied ? "" : ", though " + said.text()))
+          .of({embedding, head});
       return true;
     case HeldWeights::kEmbedding:
       // Without the key, the default may be that of another version; a declaration is right.
       if (!said.levels.empty() && !said.says(true) && !said.outer_is_silent) return false;
       if (!said.tied)
-        notes.push_back(
-            fmt::format("there is no {}, so it is treated as tied to {}, although {}; if the model has a head of its "
-                        "own, the checkpoint is incomplete",
-                        head, embedding, said.text()));
+        notes
+            .mismatch(fmt::format(
+                "there is no {}, so it is treated as tied to {}, although {}; if the model has a head of its "
+                "own, the checkpoint is incomplete",
+                head, embedding, said.text()))
+            .of({head, embedding});
       return true;
     case HeldWeights::kBoth:
       if (said.says(true) && (said.says(false) || said.outer_is_silent))
-        notes.push_back(
-            fmt::format("{} and {} are both stored, and both are kept: config.json does not agree with "
-                        "itself whether they are tied ({}{})",
-                        head, embedding, said.text(),
-                        said.outer_is_silent ? fmt::format(", outside of it \"{}\" is missing", kTiedKey) : ""));
+        notes
+            .mismatch(
+                fmt::format("{} and {} are both stored, and both are kept: config.json does not agree with "
+                            "itself whether they are tied ({}{})",
+                            head, embedding, said.text(),
+                            said.outer_is_silent ? fmt::format(", outside of it \"{}\" is missing", kTiedKey) : ""))
+            .of({head, embedding});
       return !said.says(false) && !said.outer_is_silent;
   }
   return said.tied;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "reshard/base/json_fwd.h"
+#include "reshard/base/note.h"
 
 namespace reshard {
 
@@ -36,6 +37,6 @@ enum class HeldWeights : std::uint8_t { kNeither, kHead, kEmbedding, kBoth };
 /// alone is tied only if a level of config.json or the family's default says so. If both are stored, all levels must
 /// say so, and the caller compares their bytes. Adds a note if the files contradict config.json.
 bool are_tied(const SaidTies& said, HeldWeights held, const std::string& head, const std::string& embedding,
-              std::vector<std::string>& notes);
+              Notes& notes);
 
 }  // namespace reshard

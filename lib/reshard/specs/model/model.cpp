@@ -458,7 +458,7 @@ void leave_out_absent_layers(Model& model, std::uint64_t usual, const HoldsName&
                 [&](const ModelParameter& parameter) { return parameter.layer && *parameter.layer >= layers; });
   const std::string which = layers + 1 == model.layers ? fmt::format("layer {}", layers)
                                                        : fmt::format("layers {} to {}", layers, model.layers - 1);
-  model.file_notes.push_back(
+  model.file_notes.missing(
       fmt::format("the checkpoint has no tensors of {}, which config.json counts for multi-token prediction", which));
   model.layers = layers;
 }
@@ -584,7 +584,7 @@ Model instantiate(std::shared_ptr<const Family> the_family, const ModelConfig& c
     model.pad_units = quantization->pad_units();
     model.quantization_marker = quantization->usual_marker();
     model.stacked_suffix = quantization->stacked_suffix();
-    if (!quantization->note().empty()) model.notes.push_back(quantization->note());
+    if (!quantization->note().empty()) model.notes.changed(quantization->note());
   }
   model.plain_heads = has_plain_heads(model);
   return model;

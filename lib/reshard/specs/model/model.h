@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "reshard/base/error.h"
+#include "reshard/base/note.h"
 #include "reshard/specs/config/model_config.h"
 #include "reshard/specs/family/family.h"
 #include "reshard/specs/parallel/transformation_specs.h"
@@ -79,11 +80,11 @@ struct Model {
   std::map<std::uint64_t, std::uint64_t> pad_units;         // Quantization::pad_units
   std::string quantization_marker;                          // suffix of the tensor that marks a quantised linear
   std::string stacked_suffix;                               // suffix of the scales of stacked experts
-  std::vector<std::string> notes;                           // notes to print
-  std::vector<std::string> file_notes;  // notes on files that contradict config.json: tied weights, absent layers
-  std::optional<bool> tied_by_files;    // set if the files contradict config.json: whether they are tied
-  bool renamed = false;                 // its names have another prefix than the family's, or it has another head
-  bool is_part = false;                 // part of a larger model, whose other tensors are among the parameters
+  Notes notes;                                              // notes to print
+  Notes file_notes;                   // notes on files that contradict config.json: tied weights, absent layers
+  std::optional<bool> tied_by_files;  // set if the files contradict config.json: whether they are tied
+  bool renamed = false;               // its names have another prefix than the family's, or it has another head
+  bool is_part = false;               // part of a larger model, whose other tensors are among the parameters
   FamilyFrom family_from = FamilyFrom::kConfig;
   bool by_config_plan = false;          // from a ConfigPlan: its tensors are those of the files
   std::set<std::string> assumed_whole;  // from a ConfigPlan: parameters that the plan does not name
