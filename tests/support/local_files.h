@@ -26,6 +26,7 @@
 #include "reshard/specs/peft/adapter_config.h"
 #include "reshard/specs/stages/stage_json.h"
 #include "reshard/specs/stages/stage_pt.h"
+#include "support/notes.h"
 
 namespace reshard {
 
@@ -40,13 +41,13 @@ inline std::shared_ptr<const Family> read_family(const std::filesystem::path& pa
   return read_family(local_storage(), path);
 }
 inline std::unique_ptr<Job> plan_shard(const Request& request) {
-  return plan_shard(local_storage(), request);
+  return test::with_checked_notes(plan_shard(local_storage(), request));
 }
 inline std::unique_ptr<Job> plan_consolidate(const Request& request) {
-  return plan_consolidate(local_storage(), request);
+  return test::with_checked_notes(plan_consolidate(local_storage(), request));
 }
 inline std::unique_ptr<Job> plan_convert(const Request& request) {
-  return plan_convert(local_storage(), request);
+  return test::with_checked_notes(plan_convert(local_storage(), request));
 }
 inline Container read_safetensors(const std::filesystem::path& path) {
   return read_safetensors(*local_storage().open(path), path);

@@ -7,6 +7,7 @@
 
 #include "reshard/base/strings.h"
 #include "support/files.h"
+#include "support/notes.h"
 #include "support/temp_dir.h"
 
 namespace reshard::test {
@@ -31,8 +32,10 @@ ProgramResult run_reshard(const Arguments& arguments, const std::string& setup, 
   for (const std::string& argument : arguments) command += " " + quoted(argument);
   command += " >" + quoted((captured / "out").string()) + " 2>" + quoted((captured / "err").string()) + " </dev/null";
   const int status = std::system(command.c_str());
-  return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), read_file(captured / "out"),
-          read_file(captured / "err")};
+  ProgramResult result{WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), read_file(captured / "out"),
+                       read_file(captured / "err")};
+  CHECK(repeated_notes(result.err).empty());
+  return result;
 }
 
 ProgramResult run_well(const Arguments& arguments) {
