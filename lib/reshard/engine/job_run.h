@@ -13,6 +13,7 @@
 #include "reshard/engine/execute.h"
 #include "reshard/engine/move/page_fragments.h"
 #include "reshard/engine/move/run.h"
+#include "reshard/engine/move/shared_pages.h"
 #include "reshard/engine/publish/earlier_runs.h"
 #include "reshard/engine/publish/journal.h"
 #include "reshard/engine/publish/publish.h"
