@@ -251,7 +251,7 @@ TEST_CASE("What specs expect of entries leaves out fused grouped-query parameter
   metadata.modules = {
       {"a", {GQAQKVColumnParallelLinearSpec{"qkv_proj", "q", "k", "v", "o", 8, 2, 2, 8, 4, true, false, 4}}},
       {"m", {FusedLinearsSpec{"qkv", {"q", "k", "v"}, false, 0, {8, 4, 4}, 4}}}};
-  const auto entries = spec_entries(metadata);
+  const auto entries = required_splits(metadata);
   REQUIRE(entries.size() == 3);
   CHECK((entries[0].name == "a.o.weight" && entries[0].dim == 1 && entries[0].stride == 1));
   CHECK((entries[1].name == "m.qkv.weight" && entries[1].dim == 0 && entries[1].stride == 3));

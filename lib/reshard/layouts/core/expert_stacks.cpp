@@ -198,14 +198,14 @@ bool saves_experts_apart(std::span<const LogicalTensor> logical, const PackedExp
 
 }  // namespace
 
-std::vector<WholeEntry> entries_of(std::span<const LogicalTensor> logical) {
-  std::vector<WholeEntry> entries;
+std::vector<OutputTensor> entries_of(std::span<const LogicalTensor> logical) {
+  std::vector<OutputTensor> entries;
   entries.reserve(logical.size());
   for (std::uint32_t l = 0; l < logical.size(); ++l) entries.push_back({logical[l].name, {l}, logical[l].shape});
   return entries;
 }
 
-std::vector<WholeEntry> packed_entries_of(std::span<const LogicalTensor> logical, const Model& model) {
+std::vector<OutputTensor> packed_entries_of(std::span<const LogicalTensor> logical, const Model& model) {
   constexpr std::uint32_t kMissing = UINT32_MAX;
   const auto refuse = [](const std::string& why, const std::string& tensor = {}) {
     Error error(ErrorKind::kUnsupported, "`experts` packed: " + why);
@@ -220,7 +220,7 @@ std::vector<WholeEntry> packed_entries_of(std::span<const LogicalTensor> logical
         fmt::format("models of {} have no experts that Transformers packs", printable(model.family->model_type)));
   }
   const WrittenNames written(model, packed.scheme(), 0);
-  std::vector<WholeEntry> entries;
+  std::vector<OutputTensor> entries;
   std::unordered_map<std::string, std::size_t> by_name;
   for (std::uint32_t l = 0; l < logical.size(); ++l) {
     const std::string& name = logical[l].name;
@@ -230,7 +230,7 @@ std::vector<WholeEntry> packed_entries_of(std::span<const LogicalTensor> logical
       throw refuse("the packed form contains only weights, so it has no place for it", name);
     const auto [at, is_new] = by_name.emplace(place.entry == nullptr ? name : place.entry->name, entries.size());
     if (is_new) entries.push_back({at->first, {}, logical[l].shape});
-    WholeEntry& entry = entries[at->second];
+    OutputTensor& entry = entries[at->second];
     if (is_new && is_packed) {
       entry.logical.assign(place.entry->tensors.size(), kMissing);
       entry.shape = pack(*place.entry->rule, place.entry->parts, place.entry->numbers, model).shape;
@@ -242,7 +242,7 @@ std::vector<WholeEntry> packed_entries_of(std::span<const LogicalTensor> logical
     if (entry.logical.size() != place.entry->tensors.size()) throw refuse("two tensors would have this name", name);
     entry.logical[place.tensor] = l;
   }
-  for (const WholeEntry& entry : entries)
+  for (const OutputTensor& entry : entries)
     for (const std::uint32_t l : entry.logical) {
       const std::uint32_t first = entry.logical.front();
       if (l == kMissing || first == kMissing || logical[l].dtype != logical[first].dtype ||

@@ -28,18 +28,18 @@ void separate_experts(Checkpoint& checkpoint);
 void align_experts(Checkpoint& a, Checkpoint& b);
 
 /// An entry of an output file with whole tensors, and the logical tensors that it contains.
-struct WholeEntry {
+struct OutputTensor {
   std::string name;
   std::vector<std::uint32_t> logical;  // one, or matrices of equal shape, stacked in this order
   Dims shape;                          // as stored: the tensor's, with a leading dim for experts if packed
 };
 
 /// Returns one entry per logical tensor, under the tensor's name.
-std::vector<WholeEntry> entries_of(std::span<const LogicalTensor> logical);
+std::vector<OutputTensor> entries_of(std::span<const LogicalTensor> logical);
 
 /// Returns entries that pack all experts of a layer into one tensor, under the names in memory (PackedExperts).
 /// \throws Error kUnsupported for a model whose experts are never packed, are quantised, or differ in dtype or shape.
-std::vector<WholeEntry> packed_entries_of(std::span<const LogicalTensor> logical, const Model& model);
+std::vector<OutputTensor> packed_entries_of(std::span<const LogicalTensor> logical, const Model& model);
 
 /// Whether save_pretrained of Transformers 5 packs experts of this model that are separate in `logical`.
 bool saves_packed(std::span<const LogicalTensor> logical, const Model& model);

@@ -64,10 +64,10 @@ bool have_shapes(const std::vector<const WholeTensor*>& tensors, const LanguageM
 
 /// Reads the model of a checkpoint without its quantization_config if no tensor is quantised: training needs plain weights,
 /// and programs save the config.json of the model that they began with.
-void leave_out_quantization(Files& files, Checkpoint& checkpoint, const std::vector<StateEntry>& tensors) {
+void leave_out_quantization(Files& files, Checkpoint& checkpoint, const std::vector<TrainedTensor>& tensors) {
   constexpr const char* kKey = "quantization_config";
   QuantizationEvidence evidence;
-  for (const StateEntry& tensor : tensors) {
+  for (const TrainedTensor& tensor : tensors) {
     const DType dtype = tensor.dtype.value();
     const bool is_plain = describe(dtype).kind == DTypeClass::kFloat && bits(dtype) >= 16;
     if (!is_plain || is_quantized_tensor(tensor.name)) return;
@@ -154,11 +154,11 @@ KnownModel known_model(Files& files, Checkpoint& checkpoint, const ReadContext& 
   return known;
 }
 
-StateNames names_in_model(const std::vector<StateEntry>& entries, const KnownModel& model,
+StateNames names_in_model(const std::vector<TrainedTensor>& entries, const KnownModel& model,
                           const std::vector<std::string>& beside, ConfigUse use, const fs::path& where, Notes& notes) {
   std::vector<std::string> names;
   names.reserve(entries.size());
-  for (const StateEntry& entry : entries) names.push_back(entry.name);
+  for (const TrainedTensor& entry : entries) names.push_back(entry.name);
   StateNames found;
   try {
     found = find_state_names(names, model, beside);
@@ -172,7 +172,8 @@ StateNames names_in_model(const std::vector<StateEntry>& entries, const KnownMod
   return found;
 }
 
-PackedEntries packed_entries(const std::vector<StateEntry>& entries, const StateNames& names, const fs::path& where) {
+PackedEntries packed_entries(const std::vector<TrainedTensor>& entries, const StateNames& names,
+                             const fs::path& where) {
   PackedEntries packed{where, {}};
   for (std::size_t i = 0; i < names.packed.size(); ++i)
     if (names.packed[i] != nullptr)
@@ -180,7 +181,7 @@ PackedEntries packed_entries(const std::vector<StateEntry>& entries, const State
   return packed;
 }
 
-void leave_out_others(const std::vector<StateEntry>& entries, const StateNames& names, BesideModel& beside,
+void leave_out_others(const std::vector<TrainedTensor>& entries, const StateNames& names, BesideModel& beside,
                       Notes& notes) {
   std::vector<std::string> others;
   TensorCount states;
@@ -204,7 +205,7 @@ void leave_out_others(const std::vector<StateEntry>& entries, const StateNames& 
     notes.left_out(left_out_text(others.size(), "in addition to the model") + ": " + list_names(others)).of(others);
 }
 
-StateNames trained_names(const std::vector<StateEntry>& entries, const KnownModel& model, ConfigUse use,
+StateNames trained_names(const std::vector<TrainedTensor>& entries, const KnownModel& model, ConfigUse use,
                          Checkpoint& checkpoint) {
   StateNames names = names_in_model(entries, model, {}, use, checkpoint.path, checkpoint.notes);
   checkpoint.old_names = std::move(names.old_names);
@@ -214,12 +215,12 @@ StateNames trained_names(const std::vector<StateEntry>& entries, const KnownMode
 }
 
 void read_trained_model(Files& files, Checkpoint& checkpoint, const ReadContext& context,
-                        const std::vector<StateEntry>& tensors, const PackedEntries& packed) {
+                        const std::vector<TrainedTensor>& tensors, const PackedEntries& packed) {
   std::vector<WholeTensor> whole;
   std::unordered_set<std::string_view> names;
   whole.reserve(tensors.size());
   names.reserve(tensors.size());
-  for (const StateEntry& tensor : tensors) {
+  for (const TrainedTensor& tensor : tensors) {
     whole.push_back({tensor.name, tensor.shape});
     if (packed.by_name.count(tensor.name) == 0) names.insert(tensor.name);
   }

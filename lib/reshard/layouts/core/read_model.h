@@ -42,7 +42,7 @@ void take_vocabulary(Files& files, Checkpoint& checkpoint, const ReadContext& co
                      const std::vector<WholeTensor>& tensors, const std::unordered_set<std::string_view>& names);
 
 /// A stored tensor of a training checkpoint.
-struct StateEntry {
+struct TrainedTensor {
   std::string name;
   std::optional<DType> dtype;  // std::nullopt if safetensors does not support it
   Dims shape;
@@ -55,31 +55,31 @@ struct StateEntry {
 /// \param use     If it is kRenamed or kLenient, names that cannot be mapped with certainty stay as they are.
 /// \param notes   Receives a note about the mapping, if there is one.
 /// \throws Error kBadInput, in `where`, as find_state_names.
-StateNames names_in_model(const std::vector<StateEntry>& entries, const KnownModel& model,
+StateNames names_in_model(const std::vector<TrainedTensor>& entries, const KnownModel& model,
                           const std::vector<std::string>& beside, ConfigUse use, const std::filesystem::path& where,
                           Notes& notes);
 
 /// Returns the packed entries, as `names` declares them.
 /// \param where  The checkpoint's path, for errors.
-PackedEntries packed_entries(const std::vector<StateEntry>& entries, const StateNames& names,
+PackedEntries packed_entries(const std::vector<TrainedTensor>& entries, const StateNames& names,
                              const std::filesystem::path& where);
 
 /// Counts the entries that have no name in the model, and notes that they are left out. Entries beyond the end of
 /// `names` have no name.
-void leave_out_others(const std::vector<StateEntry>& entries, const StateNames& names, BesideModel& beside,
+void leave_out_others(const std::vector<TrainedTensor>& entries, const StateNames& names, BesideModel& beside,
                       Notes& notes);
 
 /// Returns the model's names for a checkpoint whose entries are all tensors, and leaves out entries without a name.
 /// Sets `names_of`, `old_names` and `beside_model`.
 /// \throws Error kBadInput as names_in_model.
-StateNames trained_names(const std::vector<StateEntry>& entries, const KnownModel& model, ConfigUse use,
+StateNames trained_names(const std::vector<TrainedTensor>& entries, const KnownModel& model, ConfigUse use,
                          Checkpoint& checkpoint);
 
 /// Reads the model of `checkpoint` after find_config and before its map is made. It may stay unknown.
 /// \param tensors  The whole tensors, under the names of the map. They have a dtype.
 /// \param packed   The packed entries among the tensors.
 void read_trained_model(Files& files, Checkpoint& checkpoint, const ReadContext& context,
-                        const std::vector<StateEntry>& tensors, const PackedEntries& packed);
+                        const std::vector<TrainedTensor>& tensors, const PackedEntries& packed);
 
 /// Completes the map of `checkpoint`, whose model read_trained_model has read: splits packed entries, settles ties and
 /// sorts the tensors. All tensors of the model must exist. Extra tensors, such as buffers or another head, are noted.

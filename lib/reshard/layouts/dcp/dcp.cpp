@@ -204,7 +204,7 @@ class DcpLayout final : public Layout {
     checkpoint.beside_model = source.beside;
     checkpoint.names_of = std::move(source.program);
     checkpoint.old_names = std::move(source.old_names);
-    std::vector<StateEntry> tensors;
+    std::vector<TrainedTensor> tensors;
     for (const ChunkedTensor& tensor : source.tensors) tensors.push_back({tensor.name, tensor.dtype, tensor.shape});
     read_trained_model(files, checkpoint, context, tensors, source.packed);
     if (!checkpoint.model && source.format == Format::kSafetensors)

@@ -101,8 +101,8 @@ DcpDirectory read_optimizer_metadata(Files& files, const fs::path& directory, Dc
   return {};
 }
 
-std::vector<StateEntry> entries_of(const DcpMetadata& metadata) {
-  std::vector<StateEntry> entries;
+std::vector<TrainedTensor> entries_of(const DcpMetadata& metadata) {
+  std::vector<TrainedTensor> entries;
   entries.reserve(metadata.tensors.size());
   for (const DcpTensor& tensor : metadata.tensors) entries.push_back({tensor.name, tensor.dtype, tensor.shape});
   return entries;
@@ -185,7 +185,7 @@ DcpSource read_dcp_source(Files& files, const fs::path& directory, const KnownMo
   const DcpMetadata& metadata = read.all;
   source.where = read.where;
   const DcpDirectory optimizer = read_optimizer_metadata(files, optimizer_directory, content, source.notes);
-  std::vector<StateEntry> entries = entries_of(metadata);
+  std::vector<TrainedTensor> entries = entries_of(metadata);
   std::vector<std::string> beside;
   for (const DcpBytes& object : metadata.bytes) beside.push_back(object.name);
   for (const DcpTensor& tensor : optimizer.all.tensors) beside.push_back(tensor.name);
@@ -198,7 +198,7 @@ DcpSource read_dcp_source(Files& files, const fs::path& directory, const KnownMo
   for (std::uint32_t t = 0; t < names.names.size(); ++t)
     if (!names.names[t].empty()) finder.add(metadata.tensors[t], names.names[t]);
   if (content == DcpContent::kModel) {
-    for (StateEntry& entry : entries_of(optimizer.all)) entries.push_back(std::move(entry));
+    for (TrainedTensor& entry : entries_of(optimizer.all)) entries.push_back(std::move(entry));
     leave_out_others(entries, names, source.beside, source.notes);
     note_objects({&metadata, &optimizer.all}, source.notes);
     source.tensors = finder.find();
@@ -246,7 +246,7 @@ DcpSource read_dcp_shards(Files& files, const fs::path& directory, const KnownMo
     add_shard(file, read_saved_offsets(file), source, by_name);
   }
   if (model.family == nullptr) validate_parts(directory, source.files);
-  std::vector<StateEntry> entries;
+  std::vector<TrainedTensor> entries;
   for (ChunkedTensor& tensor : source.tensors) {
     if (!num_bytes(tensor.dtype, tensor.shape))
       throw Error(ErrorKind::kBadInput, "its chunks are too far apart for any tensor")

@@ -112,8 +112,8 @@ std::vector<TiedParameter> shared_in(const ZeroCheckpoint& zero, const std::opti
 }
 
 /// Returns the tensors in the model's dtypes.
-std::vector<StateEntry> entries_in(const ZeroCheckpoint& zero) {
-  std::vector<StateEntry> entries;
+std::vector<TrainedTensor> entries_in(const ZeroCheckpoint& zero) {
+  std::vector<TrainedTensor> entries;
   for (const ZeroTensor& tensor : zero.tensors)
     entries.push_back({tensor.name, tensor.model_dtype.value_or(tensor.dtype), tensor.shape});
   return entries;
@@ -198,7 +198,7 @@ Checkpoint DeepSpeedLayout::read(Files& files, const FoundLayout& found, const R
   find_config(files, checkpoint, context.config);
   const bool master = wants_master_weights(context.options);
   ZeroCheckpoint zero = read_zero_checkpoint(files, found.path, master ? ZeroWeights::kMaster : ZeroWeights::kModel);
-  std::vector<StateEntry> entries;
+  std::vector<TrainedTensor> entries;
   for (const ZeroTensor& tensor : zero.tensors) entries.push_back({tensor.name, tensor.dtype, tensor.shape});
   LanguageModel described;
   const KnownModel known = known_model(files, checkpoint, context, described);

@@ -324,7 +324,7 @@ Checkpoint FsdpRanksLayout::read(Files& files, const FoundLayout& found, const R
   find_config(files, checkpoint, context.config);
   const RankListing listing = list_ranks(files, found.path);
   std::vector<RankTensors> ranks;
-  std::vector<StateEntry> entries;  // each tensor once, whole
+  std::vector<TrainedTensor> entries;  // each tensor once, whole
   FileWarnings warnings;
   std::unordered_set<std::string> seen;
   const std::vector<std::pair<std::uint64_t, fs::path>> paths(listing.ranks.begin(), listing.ranks.end());
@@ -341,7 +341,7 @@ Checkpoint FsdpRanksLayout::read(Files& files, const FoundLayout& found, const R
   LanguageModel described;
   const KnownModel known = known_model(files, checkpoint, context, described);
   const StateNames in_model = trained_names(entries, known, context.use, checkpoint);
-  std::vector<StateEntry> tensors;
+  std::vector<TrainedTensor> tensors;
   std::unordered_map<std::string, std::string> names;
   const PackedEntries packed = packed_entries(entries, in_model, found.path);
   for (std::size_t i = 0; i < entries.size(); ++i) {

@@ -102,7 +102,7 @@ constexpr LayoutTraits kTraits{"hf", "huggingface", "Hugging Face directory of w
 /// Returns the entries of the output. Packs the experts of each layer if requested, or if Transformers does so for this
 /// model and all of its experts exist.
 /// \throws Error kUsage if the request packs experts of an unknown model; as packed_entries_of.
-std::vector<WholeEntry> entries_for(const TargetRequest& request, const TargetContext& context) {
+std::vector<OutputTensor> entries_for(const TargetRequest& request, const TargetContext& context) {
   const std::string form = request.options.choice(kExperts);
   if (form == "packed" && context.model == nullptr)
     throw Error(ErrorKind::kUsage, "`experts` packed: the model is unknown")
@@ -164,11 +164,11 @@ class JoinedMetadata {
 };
 
 /// Returns the metadata of the files that contain the tensors of `entries`. \param metadata  TargetContext::metadata.
-FileMetadata joined_metadata(const std::vector<const WholeEntry*>& entries,
+FileMetadata joined_metadata(const std::vector<const OutputTensor*>& entries,
                              std::span<const std::shared_ptr<const FileMetadata>> metadata) {
   JoinedMetadata all;
   std::set<const FileMetadata*> joined;
-  for (const WholeEntry* entry : entries)
+  for (const OutputTensor* entry : entries)
     for (const std::uint32_t l : entry->logical)
       if (metadata[l] && joined.insert(metadata[l].get()).second) all.add(*metadata[l]);
   return all.take();
@@ -263,7 +263,7 @@ class HfLayout final : public Layout {
   TargetPlan plan(const TargetRequest& request, const TargetContext& context) const override {
     const Format format = format_of(request);
     TargetPlan plan;
-    const std::vector<WholeEntry> entries = entries_for(request, context);
+    const std::vector<OutputTensor> entries = entries_for(request, context);
     const std::string& stem = context.weights_stem;
     plan.map = hf_target_map(context.logical, entries, request.options.number(kMaxShardSize).value(), format, stem,
                              context.metadata);
@@ -294,13 +294,13 @@ class HfLayout final : public Layout {
 
 }  // namespace
 
-TargetMap hf_target_map(std::span<const LogicalTensor> logical, const std::vector<WholeEntry>& entries,
+TargetMap hf_target_map(std::span<const LogicalTensor> logical, const std::vector<OutputTensor>& entries,
                         std::uint64_t max_file_bytes, Format format, const std::string& stem,
                         std::span<const std::shared_ptr<const FileMetadata>> metadata) {
-  std::vector<std::vector<const WholeEntry*>> files;
-  std::vector<const WholeEntry*> open;
+  std::vector<std::vector<const OutputTensor*>> files;
+  std::vector<const OutputTensor*> open;
   std::uint64_t open_bytes = 0;
-  for (const WholeEntry& entry : entries) {
+  for (const OutputTensor& entry : entries) {
     const std::uint64_t bytes = num_bytes(logical[entry.logical.front()].dtype, entry.shape).value_or(0);
     if (bytes > max_file_bytes) {
       files.push_back({&entry});
@@ -321,7 +321,7 @@ TargetMap hf_target_map(std::span<const LogicalTensor> logical, const std::vecto
   for (std::size_t f = 0; f < files.size(); ++f) {
     TargetContainer container{format, hf_file_name(format, f + 1, files.size(), stem)};
     if (!metadata.empty() && format == Format::kSafetensors) container.metadata = joined_metadata(files[f], metadata);
-    for (const WholeEntry* entry : files[f]) {
+    for (const OutputTensor* entry : files[f]) {
       const LogicalTensor& first = logical[entry->logical.front()];
       PlacedTensor tensor{{entry->name, first.dtype, entry->shape}, {}};
       if (entry->shape.size() > first.shape.size()) tensor.stored.set_view(tensor.stored.view().merged(0).value());

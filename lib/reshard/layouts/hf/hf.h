@@ -37,7 +37,7 @@ inline constexpr std::uint64_t kMaxShardBytes = 5'000'000'000;
 /// \param format  Any format except xser.
 /// \param stem    see hf_file_name.
 /// \param metadata  TargetContext::metadata: each safetensors file gets the keys of the files that its tensors are from.
-TargetMap hf_target_map(std::span<const LogicalTensor> logical, const std::vector<WholeEntry>& entries,
+TargetMap hf_target_map(std::span<const LogicalTensor> logical, const std::vector<OutputTensor>& entries,
                         std::uint64_t max_file_bytes, Format format = Format::kSafetensors,
                         const std::string& stem = {},
                         std::span<const std::shared_ptr<const FileMetadata>> metadata = {});

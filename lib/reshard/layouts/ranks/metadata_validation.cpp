@@ -68,7 +68,7 @@ void validate_specs_fit(const StageMetadata& metadata, const fs::path& path) {
 void validate_entries_fit(const StageMetadata& metadata, const fs::path& path) {
   std::unordered_map<std::string_view, const ParallelParameter*> entries;
   for (const ParallelParameter& parameter : metadata.parameters) entries.emplace(parameter.name, &parameter);
-  for (const SpecEntry& expected : spec_entries(metadata)) {
+  for (const RequiredSplit& expected : required_splits(metadata)) {
     const ParallelParameter& parameter = *entries.at(expected.name);
     if (!expected.is_split) {
       if (parameter.tensor_model_parallel)

@@ -59,8 +59,8 @@ struct Unknown {
   std::vector<std::string> values;
 };
 
-/// Sets `unknowns` to the first values for which `misfits` is 0, trying those of the last one first; if there are none,
-/// to those for which it is least.
+/// Sets `unknowns` to the first values for which `misfits` is 0, trying those of the last one first. If no form fits, sets
+/// those for which it is least.
 /// \param misfits  returns the number of tensors that a form does not fit; called with one form at a time. A form for
 ///                 which it throws an Error kUsage is one that ranks cannot have.
 /// \returns whether the form fits.

@@ -163,10 +163,10 @@ struct Linear {
 
 /// A stored name that a spec explains: the entry that it requires, and its rule.
 struct Explained {
-  Explained(SpecEntry an_entry, bool exempt, std::function<PartitionRule()> a_rule)
+  Explained(RequiredSplit an_entry, bool exempt, std::function<PartitionRule()> a_rule)
       : entry(std::move(an_entry)), is_exempt(exempt), rule(std::move(a_rule)) {}
 
-  SpecEntry entry;
+  RequiredSplit entry;
   bool is_exempt;  // its entry need not match
   std::function<PartitionRule()> rule;
 };
@@ -214,17 +214,19 @@ void explain(const std::string& module, const FusedLinearsSpec& spec, std::uint3
   };
   const auto add = [&](const std::string& suffix) {
     const std::string name = prefix + spec.fused_linear_name + suffix;
-    names.try_emplace(name, SpecEntry{name, true, spec.fuse_axis, stride}, false, [&spec, &tables, suffix, linears] {
-      const std::vector<Linear> all = linears();
-      return rule_of(PartitionLabel::kFused, spec.fuse_axis, all, 0, all.size(), suffix, spec.stacked_ranks, tables);
-    });
+    names.try_emplace(name, RequiredSplit{name, true, spec.fuse_axis, stride}, false,
+                      [&spec, &tables, suffix, linears] {
+                        const std::vector<Linear> all = linears();
+                        return rule_of(PartitionLabel::kFused, spec.fuse_axis, all, 0, all.size(), suffix,
+                                       spec.stacked_ranks, tables);
+                      });
   };
   const bool column = spec.fuse_axis == 0;
   for (const char* place : column ? kOutputPlaces : kInputPlaces)
     for (const char* leaf : {".weight", ".bias"}) add(std::string(place) + leaf);
   const std::string shared = column || !spec.stacked_ranks.empty() ? kLoraA : kLoraB;
   const std::string name = prefix + spec.fused_linear_name + shared;
-  names.try_emplace(name, SpecEntry{name, false}, false,
+  names.try_emplace(name, RequiredSplit{name, false}, false,
                     [&spec, shared, linears] { return shared_rule(linears(), shared, spec.stacked_ranks); });
   if (column) add(".lora_magnitude_vector");
 }
@@ -246,7 +248,7 @@ void explain(const std::string& module, const GQAQKVColumnParallelLinearSpec& sp
   };
   const auto add = [&](const std::string& name, const std::string& suffix, std::uint32_t dim, std::size_t first,
                        std::size_t count) {
-    names.try_emplace(name, SpecEntry{name, true, dim, 1}, count > 1,
+    names.try_emplace(name, RequiredSplit{name, true, dim, 1}, count > 1,
                       [&spec, &tables, suffix, dim, first, count, linears] {
                         return rule_of(PartitionLabel::kGroupedQuery, dim, linears(), first, count, suffix,
                                        spec.stacked_ranks, tables);
@@ -266,7 +268,7 @@ void explain(const std::string& module, const GQAQKVColumnParallelLinearSpec& sp
     add(prefix + spec.output_projection_name + suffix, suffix, 1, 3, 1);
   }
   const std::string name = prefix + spec.gqa_qkv_projection_name + kLoraA;
-  names.try_emplace(name, SpecEntry{name, false}, false, [&spec, linears] {
+  names.try_emplace(name, RequiredSplit{name, false}, false, [&spec, linears] {
     std::vector<Linear> three = linears();
     three.pop_back();
     return shared_rule(three, kLoraA, spec.stacked_ranks);
@@ -313,10 +315,10 @@ PartitionRule partition_rule(const ParallelParameter& parameter, std::uint32_t t
   return rule;
 }
 
-std::vector<SpecEntry> spec_entries(const StageMetadata& metadata) {
+std::vector<RequiredSplit> required_splits(const StageMetadata& metadata) {
   Tables tables(1, 1);
   const ByName by_spec = explained(metadata, 1, tables);
-  std::vector<SpecEntry> entries;
+  std::vector<RequiredSplit> entries;
   for (const ParallelParameter& parameter : metadata.parameters) {
     const auto found = by_spec.find(parameter.name);
     if (found != by_spec.end() && !found->second.is_exempt) entries.push_back(found->second.entry);

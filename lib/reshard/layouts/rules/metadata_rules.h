@@ -22,7 +22,7 @@ std::vector<PartitionRule> partition_rules(const StageMetadata& metadata, std::u
 PartitionRule partition_rule(const ParallelParameter& parameter, std::uint32_t tp, std::uint32_t ep = 1);
 
 /// What a transformation spec requires of a parameter's own entry in the metadata.
-struct SpecEntry {
+struct RequiredSplit {
   std::string name;
   bool is_split = true;  // otherwise every rank has the whole parameter
   std::uint32_t dim = 0;
@@ -31,6 +31,6 @@ struct SpecEntry {
 
 /// Returns the entries that the specs of a stage define. Excludes fused query, key and value projections, whose entries
 /// are not partitioned in the reference either (GQAQKVColumnParallelLinear with fuse_qkv).
-std::vector<SpecEntry> spec_entries(const StageMetadata& metadata);
+std::vector<RequiredSplit> required_splits(const StageMetadata& metadata);
 
 }  // namespace reshard
