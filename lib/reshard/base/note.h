@@ -38,8 +38,15 @@ struct Note {
   std::vector<std::string> tensors = {};  // all that it is about, although the text may list only the first
   std::string file = {};                  // the file or directory that it is about
 
-  Note& of(std::vector<std::string> names) { return tensors = std::move(names), *this; }
-  Note& in(const std::filesystem::path& path) { return file = path.string(), *this; }
+  /// These two leave a note that was there already as it is.
+  Note& of(std::vector<std::string> names) {
+    if (tensors.empty()) tensors = std::move(names);
+    return *this;
+  }
+  Note& in(const std::filesystem::path& path) {
+    if (file.empty()) file = path.string();
+    return *this;
+  }
   /// A note reads as its text.
   operator const std::string&() const { return text; }
   bool operator==(const Note&) const = default;

@@ -74,7 +74,9 @@ std::vector<PeftDirectory> peft_directories(Files& files, const fs::path& direct
   if (is_peft_directory(files, directory)) found.push_back({usual, directory});
   PeftFolders folders = files.is_directory(directory) ? peft_folders_in(files, directory) : PeftFolders();
   if (found.empty() && folders.adapters.empty()) folders.adapters.swap(folders.steps);
-  for (const std::string& name : folders.adapters) found.push_back({name, directory / name});
+  for (const auto* names : {&folders.adapters, &folders.incomplete})  // an incomplete one is an error when it is read
+    for (const std::string& name : *names)
+      if (is_peft_directory(files, directory / name)) found.push_back({name, directory / name});
   if (!folders.steps.empty()) notes.left_out(note_on_steps(folders.steps));
   if (found.empty() && (folders.has_shards || !find_adapter_folders(files, directory).empty()))
     throw Error(ErrorKind::kUsage, "contains sharded adapters, and not those that PEFT saved")
@@ -189,11 +191,12 @@ PeftFolders peft_folders_in(Files& files, const fs::path& directory) {
     const fs::path folder = directory / entry.name;
     const bool is_step = entry.name.starts_with(kStepPrefix);  // which may be incomplete
     if (entry.kind != FileKind::kDirectory || entry.name.starts_with('.')) continue;
-    if (is_step ? peft_file_in(files, folder).empty() : !is_peft_directory(files, folder)) continue;
+    const bool has_weights = !peft_file_in(files, folder).empty();
+    if (!has_weights && (is_step || !files.exists(folder / kAdapterConfigFile))) continue;
     if (is_adapter_shards(files, folder / kAdapterShardsFolder))
       folders.has_shards = true;
     else
-      (is_step ? folders.steps : folders.adapters).push_back(entry.name);
+      (is_step ? folders.steps : has_weights ? folders.adapters : folders.incomplete).push_back(entry.name);
   }
   return folders;
 }

@@ -64,12 +64,12 @@ std::filesystem::path peft_file_in(Files& files, const std::filesystem::path& di
 
 /// Folders with adapters in the directory of an adapter that PEFT saved.
 struct PeftFolders {
-  std::vector<std::string> adapters;  // in which PEFT saves all but the first
-  std::vector<std::string> steps;     // that a training run saved
-  bool has_shards = false;            // folders with shards are left out
+  std::vector<std::string> adapters;    // in which PEFT saves all but the first
+  std::vector<std::string> steps;       // that a training run saved
+  std::vector<std::string> incomplete;  // with an adapter's config alone
+  bool has_shards = false;              // folders with shards are left out
 };
 
-/// \throws Error kBadInput if a folder contains an adapter's weights, but not its config.
 PeftFolders peft_folders_in(Files& files, const std::filesystem::path& directory);
 std::string note_on_steps(const std::vector<std::string>& folders);
 

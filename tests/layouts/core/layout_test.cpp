@@ -77,7 +77,7 @@ TEST_CASE("Values of options are parsed by their type, and errors say the option
          .says = "`from-" + std::string(option.name) + "`: \"" + text + "\" is not " + says});
   };
   for (const char* text : {"0", "4097", "-1", "", "two", "1.5"}) check(kDegree, text, "a whole number from 1 to 4096");
-  for (const char* text : {"0", "4294967297", "-1", "1.5"}) check(kCount, text, "a whole number from 1 to 4294967296");
+  for (const char* text : {"0", "1048577", "-1", "1.5"}) check(kCount, text, "a whole number from 1 to 1048576");
   check(kRank, "4096", "a rank number");
   check(kSize, "much", "a size");
   check(kChoice, "up", "one of left, right");

@@ -17,11 +17,9 @@ void FileWarnings::add(const std::string& file, const std::vector<std::string>& 
 void FileWarnings::note(Notes& notes) const {
   for (const Warning& warning : all_) {
     const std::size_t others = warning.other_files;
-    notes
-        .mismatch(fmt::format("{}{}: {}", warning.first_file,
-                              others == 0 ? "" : fmt::format(" and {} other file{}", others, others == 1 ? "" : "s"),
-                              warning.text))
-        .in(warning.first_file);
+    notes.mismatch(fmt::format("{}{}: {}", warning.first_file,
+                               others == 0 ? "" : fmt::format(" and {} other file{}", others, others == 1 ? "" : "s"),
+                               warning.text));
   }
 }
 

@@ -244,7 +244,7 @@ class HfLayout final : public Layout {
     if (lone) {
       containers.push_back(read_container(files, found.path / *lone, checkpoint.format));
       report.old_names = take_out_wrappers(containers, known, report.notes);
-      report.notes.chosen(fmt::format("reading {}, the only weights file", printable(*lone))).in(*lone);
+      report.notes.chosen(fmt::format("reading {}, the only weights file", printable(*lone))).in(found.path / *lone);
     } else {
       containers = read_hf_checkpoint(files, found.path, &report, known);
     }

@@ -225,6 +225,8 @@ class OptimizerReader {
     // A file may refer to one dict under many numbers; reading must not multiply the file's size.
     if (++states_ > pickle_.num_nodes()) throw bad("contains the same states repeatedly");
     const std::string full = what + "." + name;
+    if (name == kMasterState)
+      throw bad(fmt::format("contains a state called \"{}\", as master weights are here", name));
     if (is_tensor(node))
       add_shard(entry, tensor(node, full), std::move(name));
     else

@@ -99,8 +99,9 @@ void add_notes(const ShardedCheckpoint& shards, Notes& notes) {
   std::erase_if(lost, [](const std::string& name) { return !lora_name(name); });
   if (!lost.empty())
     notes
-        .left_out(fmt::format("{} that the metadata lists for the adapter {} not in the files and left out: {}",
-                              lost.size() == 1 ? "a parameter" : "parameters", lost.size() == 1 ? "is" : "are",
+        .left_out(fmt::format("{} that the metadata lists for the adapter {} {} not in the files and left out: {}",
+                              lost.size() == 1 ? "a parameter" : "parameters",
+                              printable(shards.adapter.value_or(kDefaultAdapter)), lost.size() == 1 ? "is" : "are",
                               list_names(lost)))
         .of(lost);
 }

@@ -9,7 +9,7 @@
 namespace reshard {
 namespace {
 
-constexpr std::uint64_t kMaxCount = std::uint64_t{1} << 32;  // more than any size of a model
+constexpr std::uint64_t kMaxCount = std::uint64_t{1} << 20;  // more than any size of a dim that is padded
 
 Error value_error(const LayoutOption& option, const std::string& prefix, const std::string& value,
                   const std::string& expected) {

@@ -62,7 +62,7 @@ class OptionValues {
   const std::map<std::string, std::string>& all() const { return values_; }
 
   bool flag(const std::string& name) const { return has(name); }
-  /// Returns the value of a kCount, kRank or kSize option, or its default; std::nullopt if it has neither.
+  /// Returns the value of a kDegree, kCount, kRank or kSize option, or its default; std::nullopt if it has neither.
   /// \param prefix  Precedes the option's name in errors.
   /// \throws Error kUsage if the value is not such a number.
   std::optional<std::uint64_t> number(const LayoutOption& option, const std::string& prefix = "") const;

@@ -9,6 +9,7 @@
 #include "reshard/base/checked.h"
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
+#include "reshard/layouts/rules/metadata_rules.h"
 #include "reshard/tensor/cast/numeric.h"
 
 namespace reshard {
@@ -176,6 +177,16 @@ std::uint64_t RankRules::padded_size(const Scheme::Entry& rule, const ModelParam
   return rule.multiple == 1 ? size : rounded_up(size, std::lcm(rule.multiple, std::uint64_t{share.parts}));
 }
 
+/// Counts the chunks of a table with `each` for each rank, which padding can make any number.
+/// \throws Error kUsage if there are more than any model has.
+void RankRules::count_chunks(const std::string& parameter, std::uint64_t each, std::uint64_t ranks) {
+  chunks_ += std::min(each, kMaxChunks) * ranks;
+  if (chunks_ > kMaxChunks)
+    throw Error(ErrorKind::kUsage, "its padded size makes more chunks over the ranks than any model has")
+        .tensor(parameter)
+        .hint("choose a smaller padded size, or a multiple of the model's own size");
+}
+
 /// Pads the dims that ranks have whole.
 void RankRules::pad(const Scheme::Entry& rule, PartitionRule& made) {
   const PaddedShapes& shapes = padded_shapes(rule);
@@ -189,6 +200,7 @@ void RankRules::pad(const Scheme::Entry& rule, PartitionRule& made) {
       Table& table = tables_[{nullptr, {shape[dim], padded[dim]}}];
       if (!table) {
         const std::uint64_t unit = std::gcd(shape[dim], padded[dim]);
+        count_chunks(part.logical_name, padded[dim] / unit, 1);
         Placement placement{shape[dim] / unit, unit, {std::vector<std::uint32_t>(padded[dim] / unit)}};
         std::iota(placement.taken.front().begin(), placement.taken.front().end(), 0U);
         table = std::make_shared<const Placement>(std::move(placement));
@@ -246,7 +258,7 @@ RankRules::Added RankRules::add(const WrittenNames::Entry& entry) {
   for (std::size_t t = 0; t < entry.tensors.size(); ++t) {
     const ModelParameter& one = tensor(entry, t);
     parts.push_back({one.name, {}, one.is_bias});
-    if (dim) parts.back().placed = {{*dim, even_table(one.shape[*dim], padded_size(rule, one, *dim), share)}};
+    if (dim) parts.back().placed = {{*dim, even_table(one, *dim, padded_size(rule, one, *dim), share)}};
   }
   const PartitionLabel label = parts.size() > 1 ? PartitionLabel::kFused
                                : dim            ? label_of(*dim)
@@ -263,11 +275,14 @@ void RankRules::finish(const WrittenNames::Entry& entry, PartitionRule& rule) {
   rule.file_dims = order_of(entry.rule->entry_dims, dims);
 }
 
-RankRules::Table RankRules::even_table(std::uint64_t size, std::uint64_t padded, const RankShare& share) {
+RankRules::Table RankRules::even_table(const ModelParameter& parameter, std::uint32_t dim, std::uint64_t padded,
+                                       const RankShare& share) {
+  const std::uint64_t size = parameter.shape[dim];
   Table& table = tables_[{&share, {size, padded}}];
   if (table) return table;
   const std::uint64_t each = padded / share.parts;
   const std::uint64_t unit = std::max<std::uint64_t>(std::gcd(size, each), 1);
+  count_chunks(parameter.name, each / unit, share.of_rank.size());
   Placement placement{size / unit, unit, {}};
   for (const std::uint32_t part : share.of_rank) {
     std::vector<std::uint32_t>& taken = placement.taken.emplace_back(each / unit);
@@ -395,12 +410,13 @@ struct RankRules::ExpertPart {
   bool is_whole = false;               // ranks that have it have all
 };
 
-RankRules::Table RankRules::part_table(const ExpertPart& part, const ExpertShare& share) const {
+RankRules::Table RankRules::part_table(const ExpertPart& part, const ExpertShare& share) {
   const std::uint64_t padded = part.is_whole ? part.size : rounded_up(part.padded, share.multiple);
   const std::uint32_t parts = part.is_whole ? 1 : share.parts;
   validate_divides(part.parameter, padded, parts);
   const std::uint64_t each = padded / parts, stored = part.is_whole ? each : rounded_up(each, share.rounding);
   const std::uint64_t unit = std::gcd(std::gcd(part.size, each), stored), size = part.size / unit;
+  count_chunks(part.parameter.name, stored / unit, ranks_);
   Placement placement{part.count * size, unit, {}};
   for (std::uint32_t rank = 0; rank < ranks_; ++rank) {
     std::vector<std::uint32_t>& taken = placement.taken.emplace_back();
@@ -524,6 +540,10 @@ void RankRules::add_experts(const WrittenNames::Entry& entry) {
   for (std::uint64_t expert = 0; expert < (dims.has_own ? 1 : first.experts); ++expert)
     for (std::size_t p = 0; p < each; ++p) {
       const ModelParameter& one = tensor(entry, is_named ? expert * each + p : p);
+      if (one.experts != first.experts)
+        throw Error(ErrorKind::kBadInput, fmt::format("has {} experts, and {} has {} ({})", one.experts, first.name,
+                                                      first.experts, rule.where))
+            .tensor(one.name);
       const auto dim = rule.split ? rule.split : one.split_dim;
       parts.push_back(dims.has_own ? part_with_experts(one, dim, share)
                                    : part_of_expert(one, expert, is_named, dim.value_or(dims.stack), !dim, share));
@@ -542,6 +562,7 @@ void RankRules::add_experts(const WrittenNames::Entry& entry) {
 
 void RankRules::add_mask(const WrittenNames::Entry& entry, const Added& to) {
   const std::uint64_t parts = entry.constant->value == Scheme::Constant::Value::kMaskPart ? ranks_ : 1;
+  count_chunks(entry.name, to.padded, 1);
   std::vector<std::vector<std::uint64_t>> values;
   for (std::uint64_t i = 0; i < to.padded; ++i) {
     if (i % (to.padded / parts) == 0) values.emplace_back();

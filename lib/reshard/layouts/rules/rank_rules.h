@@ -84,6 +84,7 @@ class RankRules {
   /// Parameters with equal keys have the same table: what it is of (a share, or an entry of the scheme), and numbers.
   using TableKey = std::pair<const void*, std::array<std::uint64_t, 5>>;
 
+  void count_chunks(const std::string& parameter, std::uint64_t each, std::uint64_t ranks);
   bool is_held(const WrittenNames::Entry& entry, const HoldsName& holds) const;
   Added add(const WrittenNames::Entry& entry);
   void add_heads(const WrittenNames::Entry& entry);
@@ -101,9 +102,9 @@ class RankRules {
   const RankShare& share_of(const WrittenNames::Entry& entry) const;
   Table heads_table(const ModelParameter& parameter, const std::vector<Scheme::Heads>& roles, std::uint32_t dim,
                     const RankShare& share);
-  Table even_table(std::uint64_t size, std::uint64_t padded, const RankShare& share);
+  Table even_table(const ModelParameter& parameter, std::uint32_t dim, std::uint64_t padded, const RankShare& share);
   struct ExpertPart;
-  Table part_table(const ExpertPart& part, const ExpertShare& share) const;
+  Table part_table(const ExpertPart& part, const ExpertShare& share);
   Table shared_part_table(const ExpertPart& part, const ExpertShare& share);
   Table group_table(std::uint64_t experts, const ExpertShare& share) const;
   Table packed_table(const ModelParameter& parameter, const ExpertShare& share) const;
@@ -119,6 +120,7 @@ class RankRules {
   PlacedRules rules_;
   std::unordered_map<std::string_view, const ModelParameter*> by_name_;
   std::map<TableKey, Table> tables_;
+  std::uint64_t chunks_ = 0;            // in all of them whose size depends on padding
   std::deque<ModelParameter> changed_;  // tensors that follow from parameters
   std::unordered_map<std::string, std::shared_ptr<const PartitionRule::Changed>> changes_;  // by their names
 };

@@ -23,8 +23,8 @@ namespace reshard {
 /// does not. Borrows the model.
 class ModuleRules {
  public:
-  /// \param form  values of kModelSource, kRowOrder, kRoundFactor, kVocabularyMultiple, kKvSizeMultiplier and
-  ///              kKvReplication; kModuleVersion.
+  /// \param form  of which kModelSource, kRowOrder, kRoundFactor, kVocabularyMultiple, kKvSizeMultiplier, kKvReplication
+  ///              and, for files that are read, the version of the modules matter.
   /// \throws Error kUnsupported if the model has only some of the tensors of an entry.
   ModuleRules(const Model& model, std::shared_ptr<const Scheme> scheme, OptionValues form);
 

@@ -113,6 +113,7 @@ std::string nxd_settings(const AttentionReport& attention, std::uint32_t) {
 
 void explain_nxd(Files&, const OptionValues& options, ShardedCheckpoint& shards, Checkpoint& checkpoint) {
   const PartitionOptions heads = nxd_options(options, {});
+  (void)options.choice(kRowOrder, "from-");  // an error in it is the user's
   explain_modules(shards, checkpoint, options);
   if (checkpoint.path.filename() == kSavedFolder)  // NxD has no metadata files, but optimum-neuron saves them
     checkpoint.notes.assumed(

@@ -41,10 +41,12 @@ void note_tied(Draft& draft, const Layout& target) {
       if (!is_tied_once(source, tensor)) continue;
       const std::string name = printable(tensor.name.text());
       if (!noted.insert(name).second) continue;
-      draft.source.notes.left_out(
-          fmt::format("{} is tied to {}: the two are compared, and {}", name, printable(source.logical[l].name),
-                      target.traits().has_ranks() ? "consolidating the files leaves out the replica"
-                                                  : "it is left out, because Hugging Face's file contains it once"));
+      const bool is_split = target.traits().has_ranks();  // and nothing is left out
+      draft.source.notes.add(
+          {is_split ? NoteKind::kHint : NoteKind::kLeftOut,
+           fmt::format("{} is tied to {}: the two are compared, and {}", name, printable(source.logical[l].name),
+                       is_split ? "consolidating the files leaves out the replica"
+                                : "it is left out, because Hugging Face's file contains it once")});
     }
 }
 
