@@ -21,12 +21,14 @@ const Layout& vllm_layout();
 const Layout& deepspeed_layout();
 const Layout& dcp_layout();
 const Layout& fsdp_ranks_layout();
+const Layout& megatron_ranks_layout();
 
 // If two layouts use the same file names, the more specific layout comes first.
 std::span<const Layout* const> layouts() {
   static const Layout* const kLayouts[] = {
-      &hf_layout(),         &ranks_layout(), &optimum_layout(),   &nxd_layout(), &nxdi_layout(),
-      &presharded_layout(), &vllm_layout(),  &deepspeed_layout(), &dcp_layout(), &fsdp_ranks_layout(),
+      &hf_layout(),   &ranks_layout(),      &optimum_layout(),        &nxd_layout(),
+      &nxdi_layout(), &presharded_layout(), &vllm_layout(),           &deepspeed_layout(),
+      &dcp_layout(),  &fsdp_ranks_layout(), &megatron_ranks_layout(),
   };
   return kLayouts;
 }

@@ -82,7 +82,7 @@ TEST_CASE("Names that a model has are no stranger's") {
 
 TEST_CASE("Files that only one system writes name the system") {
   for (const auto& [file, system] : std::vector<std::pair<fs::path, const char*>>{
-           {"mp_rank_00_001/model_optim_rng.pt", "Megatron-LM"},
+           {"mp_rank_00_000_001/model_optim_rng.pt", "Megatron-LM"},
            {"model_optim_rng.pt", "Megatron-LM"},
            {"iter_0000005/common.pt", "Megatron-LM"},
            {"tp_rank_00_pp_rank_000/model_optim_rng.ckpt", "neuronx-nemo-megatron"},
@@ -114,7 +114,7 @@ TEST_CASE("Files that only one system writes name the system") {
 
 TEST_CASE("Golden: checkpoints that are not read say what they are, with a config.json and without") {
   for (const auto& [name, folder, system] : std::vector<std::tuple<std::string, const char*, const char*>>{
-           {"llama-legacy-tp2-pp2", "checkpoint/iter_0000005", "Megatron-LM"}}) {
+           {"mixtral-legacy-sequential-local-ep2-pp2", "checkpoint/iter_0000005", "Megatron-LM"}}) {
     INFO(name);
     const fs::path golden = testdata("golden/strangers") / name, checkpoint = golden / folder;
     MemoryFiles files;

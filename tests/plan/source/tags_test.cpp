@@ -317,7 +317,7 @@ TEST_CASE("Folders with the names of tags that hold no weights are an error that
 }
 
 TEST_CASE("A run of Megatron-LM is named as what it is, and no run without checkpoints") {
-  for (const std::string rank : {"mp_rank_00", "mp_rank_00_000"}) {
+  for (const std::string rank : {"mp_rank_00_000_000"}) {
     MemoryFiles files;
     files.write("m/iter_0000010/" + rank + "/model_optim_rng.pt", "");
     const bool has_latest = GENERATE(false, true);

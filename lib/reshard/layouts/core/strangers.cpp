@@ -73,7 +73,7 @@ constexpr Stranger kStrangers[] = {
 /// Patterns of files that one system writes: NAME or FOLDER/NAME.
 constexpr Stranger kStrangeFiles[] = {
     // Trainers with other backends write latest_checkpointed_iteration.txt, too.
-    {R"(^(mp_rank_\d+(_\d+)*/)?(model_optim_rng|model_rng|distrib_optim)\.pt$|^(iter_\d{7}|release)/mp_rank_\d+(_\d+)*$|^(iter_\d{7}|release)/(common\.pt|metadata\.json|\.metadata)$)",
+    {R"(^(mp_rank_\d+(_\d+){2}/)?(model_optim_rng|model_rng|distrib_optim)\.pt$|^(iter_\d{7}|release)/mp_rank_\d+(_\d+){2}$|^(iter_\d{7}|release)/(common\.pt|metadata\.json|\.metadata)$)",
      "a checkpoint of Megatron-LM",
      "export the model from Megatron-LM with Hugging Face's names, for instance with Megatron Bridge"},
     {R"(^(tp_rank_\d+_pp_rank_\d+/)?model_optim_rng\.ckpt$)", "a checkpoint of neuronx-nemo-megatron",

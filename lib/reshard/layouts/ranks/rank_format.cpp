@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "reshard/base/error.h"
-#include "reshard/formats/safetensors/hf_index.h"
+#include "reshard/base/strings.h"
 #include "reshard/formats/torch/xser.h"
 #include "reshard/specs/config/model_config.h"
 
@@ -45,17 +45,21 @@ std::optional<RankFile> rank_file(Files& files, const RankFormat& ranks, const f
     return file;
   }
   if (ranks.files_in_folder.empty()) return std::nullopt;
-  const fs::path safetensors = path / kSafetensorsFile;
-  const fs::path pytorch = path / kRankCheckpointFile;
-  const bool has_safetensors = files.exists(safetensors), has_pytorch = files.exists(pytorch);
-  if (has_safetensors && has_pytorch)
-    throw Error(ErrorKind::kBadInput, "contains both model.safetensors and checkpoint.pt")
+  std::vector<std::string> names, held;
+  for (const std::string name : ranks.files_in_folder) {
+    if (name.empty()) continue;
+    names.push_back(name);
+    if (files.exists(path / name)) held.push_back(name);
+  }
+  if (held.size() > 1)
+    throw Error(ErrorKind::kBadInput, "contains both " + join(held, " and "))
         .in(path)
         .hint("these are two checkpoints in one directory; move one of them away");
-  if (!has_safetensors && !has_pytorch)
-    throw Error(ErrorKind::kBadInput, "contains neither model.safetensors nor checkpoint.pt").in(path);
-  file.path = has_safetensors ? safetensors : pytorch;
-  if (has_pytorch) file.format = torch_format_of(files, pytorch);
+  if (held.empty())
+    throw Error(ErrorKind::kBadInput, (names.size() == 1 ? "contains no " : "contains neither ") + join(names, " nor "))
+        .in(path);
+  file.path = path / held.front();
+  if (held.front() != ranks.files_in_folder.front()) file.format = torch_format_of(files, file.path);
   return file;
 }
 

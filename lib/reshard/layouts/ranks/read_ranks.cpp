@@ -274,11 +274,13 @@ void read_map(Files& files, ShardedCheckpoint& shards, const ReadContext& contex
   validate_all_ranks_are_there(shards, checkpoint);
 }
 
-/// \throws Error kUnsupported if a name in the files shows that another system wrote them.
+/// \throws Error kUnsupported if a name in the files shows that another system than the layout's wrote them.
 void refuse_strangers_in(const ShardedCheckpoint& shards, const std::optional<Model>& model) {
+  const RankFormat& format = ranks_of(shards.folder);
   for (const auto& of_stage : shards.files) {
     std::vector<std::string_view> names;
-    for (const TensorEntry& tensor : of_stage.front().tensors) names.push_back(tensor.name);
+    for (const TensorEntry& tensor : of_stage.front().tensors)
+      if (format.has_own_name == nullptr || !format.has_own_name(tensor.name)) names.push_back(tensor.name);
     std::unordered_set<std::string_view> explained;
     for (const std::vector<PartitionRule>& rules : shards.rules)
       for (const PartitionRule& rule : rules) explained.insert(rule.stored_name);

@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <numeric>
+#include <span>
 #include <utility>
 
 #include "reshard/base/checked.h"
@@ -328,26 +330,29 @@ RankRules::Table RankRules::heads_table(const ModelParameter& parameter, const s
   return std::make_shared<const Placement>(std::move(placement));
 }
 
-/// Adds an entry in which the parameters' heads alternate: the first head of each, then the second of each.
+/// Adds an entry in which the parameters' heads alternate: the first head of each, then the second of each. Where there
+/// are several query heads to a key head, they stand for one.
 void RankRules::add_alternating(const WrittenNames::Entry& entry) {
   const RankShare& share = share_of(entry);
   const std::uint32_t dim = parameter(entry.tensors.front()).split_dim.value_or(0);
   const auto slots_of = [&](std::size_t t) -> const std::vector<std::uint32_t>& {
     return roles_of(*entry.rule, t).front() == Heads::kQuery ? share.slots.query : share.slots.key_value;
   };
-  const std::size_t slots = slots_of(0).size();
+  std::size_t groups = SIZE_MAX;
+  for (std::size_t t = 0; t < entry.tensors.size(); ++t) groups = std::min(groups, slots_of(t).size());
   Parts parts;
-  for (std::size_t slot = 0; slot < slots; ++slot)
+  for (std::size_t group = 0; group < groups; ++group)
     for (std::size_t t = 0; t < entry.tensors.size(); ++t) {
       const ModelParameter& one = parameter(entry.tensors[t]);
-      const std::uint32_t head = slots_of(t).at(slot);
+      const auto own =
+          std::span(slots_of(t)).subspan(group * (slots_of(t).size() / groups), slots_of(t).size() / groups);
       const std::uint64_t heads = roles_of(*entry.rule, t).front() == Heads::kQuery ? heads_.query : heads_.key_value;
-      Table& table = tables_[{entry.rule, {slot, one.shape[dim], t}}];
+      Table& table = tables_[{entry.rule, {group, one.shape[dim], t}}];
       if (!table) {
         Placement placement{heads, one.shape[dim] / heads, {}};
         for (const std::uint32_t part : share.of_rank) {
-          const bool is_own = part == slot / (slots / share.parts);
-          placement.taken.push_back(is_own ? std::vector<std::uint32_t>{head} : std::vector<std::uint32_t>{});
+          const bool is_own = part == group / (groups / share.parts);
+          placement.taken.emplace_back(own.begin(), is_own ? own.end() : own.begin());
         }
         table = std::make_shared<const Placement>(std::move(placement));
       }
