@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <set>
 #include <string_view>
-#include <unordered_map>
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"

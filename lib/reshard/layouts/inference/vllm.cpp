@@ -368,30 +368,6 @@ void validate_served_ranks(const Model& model, const Sizes& sizes, const Sharded
   }
 }
 
-/// How a file differs from rules.
-struct FileMisfits {
-  std::string strange, missing;  // a tensor that only the file has, and one that it lacks; empty if there is none
-  std::size_t count = 0;         // of these, and of tensors of other shapes
-};
-
-FileMisfits file_misfits(const Container& file, const std::vector<PartitionRule>& rules, const RuleShapes& shapes) {
-  const HeldTensors held(file);
-  FileMisfits misfits;
-  std::unordered_set<std::string_view> known;
-  for (const PartitionRule& rule : rules) {
-    known.insert(rule.stored_name);
-    const TensorEntry* tensor = held.find(rule.stored_name);
-    if (tensor == nullptr && misfits.missing.empty()) misfits.missing = rule.stored_name;
-    misfits.count += tensor == nullptr || shapes.of(rule) != tensor->shape;
-  }
-  for (const TensorEntry& tensor : file.tensors) {
-    if (known.count(tensor.name) > 0) continue;
-    if (misfits.strange.empty()) misfits.strange = tensor.name;
-    ++misfits.count;
-  }
-  return misfits;
-}
-
 /// Returns the form of the files, of the newest version whose names they have.
 OptionValues served_form(const Model& model, const Sizes& sizes, const ShardedCheckpoint& shards) {
   const Container& file = shards.files.front().front();

@@ -100,19 +100,6 @@ RulesOfStages megatron_rules(const Model& model, const ShardedCheckpoint& shards
   return stages;
 }
 
-/// Returns the number of rules without a tensor, and of tensors without a rule.
-std::size_t megatron_misfits(const RulesOfStages& stages, const ShardedCheckpoint& shards) {
-  std::size_t misfits = 0;
-  for (std::size_t pp_rank = 0; pp_rank < stages.size(); ++pp_rank) {
-    const HeldTensors held(shards.files[pp_rank].front());
-    const std::vector<PartitionRule>& rules = stages[pp_rank];
-    const auto both = static_cast<std::size_t>(std::count_if(
-        rules.begin(), rules.end(), [&](const PartitionRule& rule) { return held.has(rule.stored_name); }));
-    misfits += held.size() + rules.size() - 2 * both;
-  }
-  return misfits;
-}
-
 /// Cuts the padding off the rows of `files`, which has any values.
 /// \returns the number of rows that are left out.
 std::uint64_t cut_megatron_padding(std::vector<Container>& files, PartitionRule& rule) {
@@ -149,9 +136,14 @@ void explain_megatron(Files&, const OptionValues&, ShardedCheckpoint& shards, Ch
   Unknown modules{&kMegatronModules, {}};
   for (std::size_t version = 0; version < scheme->versions.size(); ++version)
     modules.values.push_back(std::to_string(version));
+  const RuleShapes shapes(model);
   OptionValues form;
   fit_form(form, {&modules, 1}, [&](const OptionValues& tried) {
-    return megatron_misfits(megatron_rules(model, shards, tried), shards);
+    const RulesOfStages stages = megatron_rules(model, shards, tried);
+    std::size_t misfits = 0;
+    for (std::uint32_t pp_rank = 0; pp_rank < shards.pp; ++pp_rank)
+      misfits += file_misfits(shards.files[pp_rank].front(), stages[pp_rank], shapes).count;
+    return misfits;
   });  // if none fits, another check reports the tensor
   shards.rules = megatron_rules(model, shards, form);
   for (std::uint32_t pp_rank = 0; pp_rank < shards.pp; ++pp_rank)

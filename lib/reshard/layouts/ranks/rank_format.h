@@ -82,9 +82,9 @@ struct RankFormat {
   std::optional<RankOptimizer> optimizer;
 
   bool has_xser_info = true;  // xser's rank files have PATH.info.pt next to them
-  bool keeps_names = true;    // tensors that are not fused have the checkpoint's own names
-  /// Whether a tensor of this name belongs to a module with names of its own, which do not have the model's prefix;
-  /// null if there are none.
+  bool keeps_names = true;    // names in files, except of fused tensors, are those of the model
+  /// Whether a tensor of this name belongs to a module with names of its own, which do not have the model's prefix and
+  /// are not those of a stranger; null if there are none.
   bool (*has_own_name)(std::string_view tensor) = nullptr;
   bool ranks_are_alike = true;         // all tensor-parallel ranks of a stage store the same shapes
   bool chooses_fused_linears = false;  // torch files may have fused linears; a conversion keeps the choice
@@ -94,10 +94,11 @@ struct RankFormat {
   std::shared_ptr<const SavedValue> (*saved_form)(Format format, const StageMetadata& stage,
                                                   const std::vector<std::string>& tensors,
                                                   const std::vector<TensorAlias>& aliases) = nullptr;
-  /// Distinguishes this layout from others that use the same file names; null if it matches any.
+  /// Distinguishes this layout from others that use the same file names, after all ranks are read; null if it matches
+  /// any.
   bool (*fits)(const ShardedCheckpoint& shards) = nullptr;
   /// Explains shards without metadata by `checkpoint.model` and the source's `options`: fills `shards.metadata` or
-  /// `shards.rules`. \throws Error kBadInput if the shards do not match the model.
+  /// `shards.rules`. Not called without a model. \throws Error kBadInput if the shards do not match the model.
   void (*explain)(Files& files, const OptionValues& options, ShardedCheckpoint& shards,
                   Checkpoint& checkpoint) = explain_by_config;
   /// What to try if replicas differ and only equal replicas confirm the partition.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <unordered_set>
 #include <utility>
 
 namespace reshard {
@@ -37,6 +38,24 @@ std::optional<Dims> RuleShapes::of(const PartitionRule& rule, std::uint32_t rank
   }
   const auto stored = stored_shape(rule, rank, parts);
   return stored ? std::optional(file_shape(rule, rank, *stored)) : std::nullopt;
+}
+
+FileMisfits file_misfits(const Container& file, const std::vector<PartitionRule>& rules, const RuleShapes& shapes) {
+  const HeldTensors held(file);
+  FileMisfits misfits;
+  std::unordered_set<std::string_view> known;
+  for (const PartitionRule& rule : rules) {
+    known.insert(rule.stored_name);
+    const TensorEntry* tensor = held.find(rule.stored_name);
+    if (tensor == nullptr && misfits.missing.empty()) misfits.missing = rule.stored_name;
+    misfits.count += tensor == nullptr || shapes.of(rule) != tensor->shape;
+  }
+  for (const TensorEntry& tensor : file.tensors) {
+    if (known.count(tensor.name) > 0) continue;
+    if (misfits.strange.empty()) misfits.strange = tensor.name;
+    ++misfits.count;
+  }
+  return misfits;
 }
 
 namespace {

@@ -27,7 +27,6 @@ class HeldTensors {
   /// Returns null if no rank has a tensor of this name.
   const TensorEntry* find(std::string_view name) const;
   bool has(std::string_view name) const { return by_name_.count(name) > 0; }
-  std::size_t size() const { return by_name_.size(); }
   /// Returns an error about a tensor that a rank has, with its file.
   Error error(ErrorKind kind, std::string_view name, const std::string& message) const;
 
@@ -53,9 +52,18 @@ class RuleShapes {
   std::unordered_map<std::string_view, const Dims*> shapes_;
 };
 
+/// How a file of a rank differs from rules.
+struct FileMisfits {
+  std::string strange, missing;  // a tensor that only the file has, and one that it lacks; empty if there is none
+  std::size_t count = 0;         // of these, and of tensors of other shapes
+};
+
+/// Compares the file of the first rank of a stage with the rules of that stage.
+FileMisfits file_misfits(const Container& file, const std::vector<PartitionRule>& rules, const RuleShapes& shapes);
+
 /// A setting that files do not state, and its values in order of trial; an empty one: the setting is absent.
 struct Unknown {
-  const LayoutOption* option;
+  const LayoutOption* option;  // need not be one of Layout::options(), such as the version of a scheme
   std::vector<std::string> values;
 };
 

@@ -33,7 +33,8 @@ class PlacedRules {
                             std::vector<PartitionRule::Part> parts);
   /// Adds a tensor that every rank has whole.
   PartitionRule& add_whole(std::string name, const std::string& logical_name);
-  /// Adds a parameter that is split evenly along `dim`, or whole if it is unset.
+  /// Adds a parameter that is split evenly along `dim`, or whole if it is unset. The rule of a tied parameter has the
+  /// logical name of its source.
   /// \param padded See `evenly`; 0: the next multiple of `tp`.
   /// \returns the rule, like add_placed.
   /// \throws Error kBadInput if the table would have more than kMaxChunks chunks.

@@ -54,9 +54,12 @@ struct Scheme {
     /// Dims of each parameter and of the entry; both are empty if the entry equals the parameter. An axis of the entry
     /// that the parameters lack is a number in their names that the entry's names lack: kNumberAxes.
     DimAxes parameter_dims, entry_dims;
-    std::string joined;      // axis along which the parameters are concatenated; empty: there is one parameter
-    bool is_padded = false;  // the entry may be longer than the parameters: along `joined`, or where ranks split it
-    std::map<std::string, Expression, std::less<>> sizes;  // sizes of axes; their keys are kModelNumbers
+    std::string joined;  // axis along which the parameters are concatenated; empty: there is one parameter
+    /// The entry may be longer than the parameters, along `joined`. In schemes for ranks, where ranks split it: the layout
+    /// says by how much (RankShares).
+    bool is_padded = false;
+    /// Sizes of axes; their keys are kModelNumbers. Schemes for ranks need none: groups follow from the heads.
+    std::map<std::string, Expression, std::less<>> sizes;
     std::vector<std::string> families;  // model_types that have this entry; empty: all of the scheme's
     std::vector<Constant> constants;    // constants that follow each entry of these names
     /// Condition for the entry to exist; absent: always. In schemes for ranks over settings of the program, in others
@@ -120,7 +123,7 @@ struct Scheme {
   std::map<std::string, std::string>
       models;                         // prefixes of the names of several models in one file, by what they are called
   std::string wrapper;                // part of names of wrapped modules: ".base_layer"
-  std::vector<std::string> left_out;  // parts of names of entries that are not read
+  std::vector<std::string> left_out;  // parts of names of entries that are not read; of NxD Inference
   std::string prefix;                 // prefix of parameters that their entries lack: "model."; only if others are kept
   /// Prefix of the names of optimizer states if the state precedes the entry: "optimizer.state." for
   /// "optimizer.state.exp_avg.ENTRY". Empty if the entry precedes the state, as in torch.
