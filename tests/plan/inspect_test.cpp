@@ -148,6 +148,9 @@ TEST_CASE("A directory of PEFT is inspected with all of its adapters, and shards
   const Checkpoint adapter = read_checkpoint(golden / "original/test", {ConfigUse::kLenient});
   CHECK(adapter.path == golden / "original/test/adapter_model.safetensors");
   CHECK(adapter.map.logical.size() == 56);
+  fs::copy(golden / "original/test", temp / "run", fs::copy_options::recursive);
+  write_file(temp / "run/backup/adapter_config.json", "{}");  // is no adapter of this directory
+  CHECK(read_checkpoint(temp / "run", {ConfigUse::kLenient}).map.logical.size() == 56);
   const auto* path = GENERATE("sharded/adapter_test", "sharded/adapter_test/adapter_shards");
   const Checkpoint sharded = read_checkpoint(golden / path, {ConfigUse::kLenient});
   CHECK(sharded.layout == layout("optimum"));
