@@ -100,25 +100,6 @@ RulesOfStages megatron_rules(const Model& model, const ShardedCheckpoint& shards
   return stages;
 }
 
-/// Cuts the padding off the rows of `files`, which has any values.
-/// \returns the number of rows that are left out.
-std::uint64_t cut_megatron_padding(std::vector<Container>& files, PartitionRule& rule) {
-  if (rule.parts.size() != 1 || rule.parts.front().placed.empty() || rule.stack_dim != 0) return 0;
-  std::shared_ptr<const Placement>& rows = rule.parts.front().placed.front().placement;
-  auto cut = std::make_shared<Placement>(*rows);
-  std::uint64_t left_out = 0;
-  for (std::uint32_t rank = 0; rank < files.size(); ++rank) {
-    std::vector<std::uint32_t>& taken = cut->taken.at(rank);
-    const std::uint64_t padding = std::erase_if(taken, [&](std::uint32_t chunk) { return chunk >= cut->units; });
-    for (TensorEntry& tensor : files[rank].tensors)
-      if (padding > 0 && tensor.name == rule.stored_name && !tensor.shape.empty())
-        tensor.shape[0] = std::min(tensor.shape[0], taken.size() * cut->unit_elems.value_or(1));
-    left_out += padding * cut->unit_elems.value_or(1);
-  }
-  if (left_out > 0) rows = std::move(cut);
-  return left_out;
-}
-
 void explain_megatron(Files&, const OptionValues&, ShardedCheckpoint& shards, Checkpoint& checkpoint) {
   const Model& model = *checkpoint.model;
   const auto scheme = builtin_scheme(kMegatronProgram, *model.family);
@@ -148,7 +129,7 @@ void explain_megatron(Files&, const OptionValues&, ShardedCheckpoint& shards, Ch
   shards.rules = megatron_rules(model, shards, form);
   for (std::uint32_t pp_rank = 0; pp_rank < shards.pp; ++pp_rank)
     for (PartitionRule& rule : shards.rules[pp_rank])
-      if (const std::uint64_t rows = cut_megatron_padding(shards.files[pp_rank], rule); rows > 0)
+      if (const std::uint64_t rows = cut_padding(shards, rule); rows > 0)
         checkpoint.notes.left_out(fmt::format(
             "left out {} rows of {}, which are padding of the vocabulary in config.json", rows, rule.stored_name));
 }

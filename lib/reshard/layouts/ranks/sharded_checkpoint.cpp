@@ -384,4 +384,28 @@ ShardedCheckpoint read_sharded_checkpoint(Files& files, const FoundLayout& folde
   return checkpoint;
 }
 
+std::uint64_t cut_padding(ShardedCheckpoint& shards, PartitionRule& rule) {
+  if (rule.parts.size() != 1 || rule.parts.front().placed.empty() || rule.parts.front().placed.front().dim != 0)
+    return 0;
+  PartitionRule::PlacedDim& rows = rule.parts.front().placed.front();
+  auto cut = std::make_shared<Placement>(*rows.placement);
+  std::uint64_t chunks = 0;
+  for (std::vector<std::uint32_t>& taken : cut->taken)
+    chunks += std::erase_if(taken, [&](std::uint32_t chunk) { return chunk >= cut->units; });
+  if (chunks == 0) return 0;
+  const auto cut_file = [&](Container& file, std::uint32_t rank) {
+    for (TensorEntry& tensor : file.tensors)
+      if (tensor.name == rule.stored_name && !tensor.shape.empty()) {
+        shards.uncut.emplace(tensor.name, tensor.shape);
+        tensor.shape[0] = std::min(tensor.shape[0], cut->of(rank).size() * cut->unit_elems.value_or(1));
+      }
+  };
+  for (std::vector<Container>& stage : shards.files)
+    for (std::uint32_t rank = 0; rank < stage.size(); ++rank) cut_file(stage[rank], rank);
+  for (ShardedCheckpoint::Copy& copy : shards.copies)
+    cut_file(copy.file, copy.rank.ep_rank * shards.tp + copy.rank.tp_rank);
+  rows.placement = std::move(cut);
+  return chunks * rows.placement->unit_elems.value_or(1);
+}
+
 }  // namespace reshard

@@ -62,4 +62,9 @@ ShardedCheckpoint read_sharded_checkpoint(Files& files, const FoundLayout& folde
                                           const std::optional<std::string>& adapter = {},
                                           AdapterMetadataReader* metadata = nullptr, KnownModel model = {nullptr});
 
+/// Cuts the padding off the rows of a rule's tensor in all files, so that it is not read: training may have changed it.
+/// No-op unless the ranks share the rows of one parameter.
+/// \returns the number of rows of padding, over the ranks.
+std::uint64_t cut_padding(ShardedCheckpoint& shards, PartitionRule& rule);
+
 }  // namespace reshard

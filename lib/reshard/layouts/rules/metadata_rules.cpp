@@ -23,8 +23,8 @@ using Table = std::shared_ptr<const Placement>;
 /// the adapter matrix that has the weight's outputs (or inputs).
 constexpr std::array kOutputPlaces = {"", ".base_layer", ".lora_B"};
 constexpr std::array kInputPlaces = {"", ".base_layer", ".lora_A"};
-constexpr const char* kLoraA = ".lora_A.weight";
-constexpr const char* kLoraB = ".lora_B.weight";
+constexpr const char* kLoraAWeight = ".lora_A.weight";
+constexpr const char* kLoraBWeight = ".lora_B.weight";
 
 /// The tables of one mesh. Parameters with the same partition share one.
 class Tables {
@@ -196,7 +196,7 @@ PartitionRule rule_of(PartitionLabel label, std::uint32_t dim, const std::vector
   rule.stack_dim = dim;
   for (std::size_t i = first; i < first + count; ++i) {
     rule.parts.push_back({linears[i].name + suffix, {{dim, linears[i].table}}});
-    if (!stacked_ranks.empty() && suffix == kLoraB)
+    if (!stacked_ranks.empty() && suffix == kLoraBWeight)
       rule.parts.back().placed.push_back({1, tables.diagonal(stacked_ranks, i)});
   }
   return rule;
@@ -224,7 +224,7 @@ void explain(const std::string& module, const FusedLinearsSpec& spec, std::uint3
   const bool column = spec.fuse_axis == 0;
   for (const char* place : column ? kOutputPlaces : kInputPlaces)
     for (const char* leaf : {".weight", ".bias"}) add(std::string(place) + leaf);
-  const std::string shared = column || !spec.stacked_ranks.empty() ? kLoraA : kLoraB;
+  const std::string shared = column || !spec.stacked_ranks.empty() ? kLoraAWeight : kLoraBWeight;
   const std::string name = prefix + spec.fused_linear_name + shared;
   names.try_emplace(name, RequiredSplit{name, false}, false,
                     [&spec, shared, linears] { return shared_rule(linears(), shared, spec.stacked_ranks); });
@@ -267,11 +267,11 @@ void explain(const std::string& module, const GQAQKVColumnParallelLinearSpec& sp
     const std::string suffix = std::string(place) + ".weight";
     add(prefix + spec.output_projection_name + suffix, suffix, 1, 3, 1);
   }
-  const std::string name = prefix + spec.gqa_qkv_projection_name + kLoraA;
+  const std::string name = prefix + spec.gqa_qkv_projection_name + kLoraAWeight;
   names.try_emplace(name, RequiredSplit{name, false}, false, [&spec, linears] {
     std::vector<Linear> three = linears();
     three.pop_back();
-    return shared_rule(three, kLoraA, spec.stacked_ranks);
+    return shared_rule(three, kLoraAWeight, spec.stacked_ranks);
   });
 }
 

@@ -432,26 +432,6 @@ void find_padding(OptionValues& form, const ShardedCheckpoint& shards, const Mod
   }
 }
 
-/// Cuts the padding off the vocabulary's rows: training may have changed it. \param rule  of a padded tensor.
-void cut_padding(ShardedCheckpoint& shards, PartitionRule& rule) {
-  PartitionRule::PlacedDim& rows = rule.parts.front().placed.front();
-  auto cut = std::make_shared<Placement>(*rows.placement);
-  for (std::vector<std::uint32_t>& taken : cut->taken)
-    std::erase_if(taken, [&](std::uint32_t chunk) { return chunk >= cut->units; });
-  const auto cut_file = [&](Container& file, std::uint32_t rank) {
-    for (TensorEntry& tensor : file.tensors)
-      if (tensor.name == rule.stored_name && !tensor.shape.empty()) {
-        shards.uncut.emplace(tensor.name, tensor.shape);
-        tensor.shape[0] = std::min(tensor.shape[0], cut->of(rank).size() * cut->unit_elems.value_or(1));
-      }
-  };
-  for (std::vector<Container>& stage : shards.files)
-    for (std::uint32_t rank = 0; rank < stage.size(); ++rank) cut_file(stage[rank], rank);
-  for (ShardedCheckpoint::Copy& copy : shards.copies)
-    cut_file(copy.file, copy.rank.ep_rank * shards.tp + copy.rank.tp_rank);
-  rows.placement = std::move(cut);
-}
-
 /// Records the options with which the files were written.
 void note_form(const OptionValues& form, const ShardedCheckpoint& shards, Checkpoint& checkpoint) {
   const std::vector<const LayoutOption*> options = checkpoint.layout->options();
