@@ -24,8 +24,8 @@ std::string layout_text(PartitionLabel label, const std::string& stored_as) {
 }
 
 std::string shape_text(const Dims& shape) {
-  constexpr std::size_t kShown = 8;
-  if (shape.size() > kShown) return fmt::format("{} dims", shape.size());
+  constexpr std::size_t kShownDims = 8;
+  if (shape.size() > kShownDims) return fmt::format("{} dims", shape.size());
   return shape.empty() ? "scalar" : fmt::format("{}", fmt::join(shape, "×"));
 }
 

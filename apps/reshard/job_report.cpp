@@ -152,14 +152,14 @@ Notes run_notes(const Job& job, const RunResult* result) {
 }
 
 Notes divergent_notes(const std::vector<Divergence>& divergent) {
-  constexpr std::size_t kShown = 10;
+  constexpr std::size_t kShownNotes = 10;
   Notes notes;
   std::set<std::string> drifted;
   const Divergence *farthest = nullptr, *largest = nullptr;
   std::size_t others = 0;
   for (const Divergence& one : divergent) {
     if (!one.is_drift) {
-      if (++others <= kShown) notes.replicas(one.text).of({one.tensor});
+      if (++others <= kShownNotes) notes.replicas(one.text).of({one.tensor});
       continue;
     }
     drifted.insert(one.tensor);
@@ -169,7 +169,8 @@ Notes divergent_notes(const std::vector<Divergence>& divergent) {
     if (is_more(&Divergence::relative, farthest)) farthest = &one;
     if (is_more(&Divergence::max_abs, largest)) largest = &one;
   }
-  if (others > kShown) notes.replicas(fmt::format("… and {} more that differ (all with --json)", others - kShown));
+  if (others > kShownNotes)
+    notes.replicas(fmt::format("… and {} more that differ (all with --json)", others - kShownNotes));
   if (farthest != nullptr)
     notes
         .replicas(

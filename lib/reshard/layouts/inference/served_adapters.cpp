@@ -38,7 +38,7 @@ constexpr const char* kIdleLoraKeys[] = {"base_model_quantized", "eviction_polic
                                          "lfu_decay_period",     "lora_bias",       "lora_ckpt_json"};
 
 /// Returns the module of a tensor: its name without the last part.
-std::string module_of(const std::string& name) {
+std::string served_module_of(const std::string& name) {
   return name.substr(0, name.rfind('.'));
 }
 
@@ -47,7 +47,7 @@ std::string last_module(const std::string& module) {
 }
 
 bool is_wrapped(const std::string& name, const ServedAdapters& served) {
-  const std::string module = module_of(name);
+  const std::string module = served_module_of(name);
   return served.modules.count(last_module(module)) > 0;
 }
 
@@ -195,7 +195,7 @@ class AdapterStacks {
           .tensor(rule.stored_name)
           .hint(fmt::format("leave {} out of target_modules, or let NxD Inference shard these weights "
                             "(save_sharded_checkpoint)",
-                            printable(last_module(module_of(rule.stored_name)))));
+                            printable(last_module(served_module_of(rule.stored_name)))));
     };
     if (rule.parts.size() != 1 || rule.parts.front().slice || rule.parts.front().placed.size() > 1)
       refuse("is made of several parameters");
@@ -206,7 +206,7 @@ class AdapterStacks {
       refuse("is no plain matrix");
     if (part.placed.empty()) refuse("is whole on each rank");
     const Dims& shape = parameter->second->shape;
-    WrappedLinear linear{module_of(rule.stored_name), module_of(part.logical_name), shape[1], shape[0]};
+    WrappedLinear linear{served_module_of(rule.stored_name), served_module_of(part.logical_name), shape[1], shape[0]};
     const std::string key = adapter_key(linear.module);
     if (key.empty() || key != adapter_key(linear.stored) || !linear.module.ends_with("layers." + key))
       refuse("is no matrix of attention or of a dense MLP");

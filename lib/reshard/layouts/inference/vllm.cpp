@@ -30,8 +30,8 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kProgram = "vllm";
-constexpr std::string_view kSglang = "sglang-";    // prefix of SGLang's versions
-constexpr std::uint64_t kVocabularyMultiple = 64;  // vocab_parallel_embedding.py, DEFAULT_VOCAB_PADDING_SIZE
+constexpr std::string_view kSglang = "sglang-";        // prefix of SGLang's versions
+constexpr std::uint64_t kVllmVocabularyMultiple = 64;  // vocab_parallel_embedding.py, DEFAULT_VOCAB_PADDING_SIZE
 
 /// Returns the versions whose names are known, newest first.
 std::span<const char* const> versions() {
@@ -156,7 +156,7 @@ bool is_vocabulary(const ModelParameter& parameter) {
 }
 
 std::uint64_t padded_vocabulary(std::uint64_t size) {
-  return rounded_up(size, kVocabularyMultiple);
+  return rounded_up(size, kVllmVocabularyMultiple);
 }
 
 /// Sizes that the ranks must divide.

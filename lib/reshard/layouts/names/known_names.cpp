@@ -15,17 +15,18 @@ KnownNames::KnownNames(const Names& known) : names_(known.begin(), known.end()) 
 }
 
 std::optional<std::size_t> KnownNames::prefix_bytes(const std::string& entry) const {
-  constexpr std::size_t kNone = std::string::npos;
+  constexpr std::size_t kNowhere = std::string::npos;
   const std::string starred = with_stars(entry);
   std::optional<std::size_t> found;
   std::size_t end = entry.size(), starred_end = starred.size();  // end of the parts that remain to be examined
   while (true) {
-    const std::size_t dot = end == 0 ? kNone : entry.rfind('.', end - 1);
-    const std::size_t starred_dot = starred_end == 0 ? kNone : starred.rfind('.', starred_end - 1);
-    const std::size_t begin = dot == kNone ? 0 : dot + 1, starred_begin = starred_dot == kNone ? 0 : starred_dot + 1;
+    const std::size_t dot = end == 0 ? kNowhere : entry.rfind('.', end - 1);
+    const std::size_t starred_dot = starred_end == 0 ? kNowhere : starred.rfind('.', starred_end - 1);
+    const std::size_t begin = dot == kNowhere ? 0 : dot + 1,
+                      starred_begin = starred_dot == kNowhere ? 0 : starred_dot + 1;
     if (starred.size() - starred_begin > longest_) return found;
     if (names_.count(std::string_view(starred).substr(starred_begin)) > 0) found = begin;
-    if (dot == kNone || starred_dot == kNone) return found;
+    if (dot == kNowhere || starred_dot == kNowhere) return found;
     end = dot;
     starred_end = starred_dot;
   }

@@ -7,7 +7,7 @@ namespace reshard {
 namespace {
 
 constexpr std::string_view kRoots[] = {"optim", "optimizer", "optimizers", "optimizer_state", "optimizer_states"};
-constexpr std::string_view kStates = "state.", kGroups = "param_groups.";
+constexpr std::string_view kStates = "state.", kGroupEntries = "param_groups.";
 
 constexpr std::string_view kMoments[] = {"exp_avg",         "exp_avg_sq", "max_exp_avg_sq", "exp_inf",
                                          "momentum_buffer", "square_avg", "acc_delta"};
@@ -49,7 +49,7 @@ OptimizerEntries::OptimizerEntries(std::span<const std::string> tensors, std::sp
   std::set<std::string, std::less<>> of_groups;
   for (const auto entries : {tensors, objects})
     for (const std::string& entry : entries) {
-      any_part(entry, kGroups, [&](std::size_t begin) {
+      any_part(entry, kGroupEntries, [&](std::size_t begin) {
         of_groups.insert(entry.substr(0, begin) += kStates);
         return true;
       });
@@ -87,7 +87,7 @@ std::size_t OptimizerEntries::state_begin(std::string_view entry) const {
 
 bool OptimizerEntries::has(std::string_view entry) const {
   return is_among(entry.substr(0, entry.find('.')), kRoots) || is_moment(last_part(entry)) ||
-         any_part(entry, kGroups, [](std::size_t) { return true; }) || state_begin(entry) != entry.npos;
+         any_part(entry, kGroupEntries, [](std::size_t) { return true; }) || state_begin(entry) != entry.npos;
 }
 
 std::string_view OptimizerEntries::parameter_of(std::string_view entry) const {

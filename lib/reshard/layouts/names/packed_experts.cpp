@@ -8,7 +8,7 @@
 namespace reshard {
 namespace {
 
-constexpr std::string_view kExperts = ".experts.*.";
+constexpr std::string_view kExpertsPart = ".experts.*.";
 
 /// Transformers 4 saved this family packed with the last two dims swapped; Transformers 5 saves it packed.
 constexpr std::string_view kStayPacked = "qwen3_vl_moe_text";
@@ -38,7 +38,7 @@ PackedExperts::PackedExperts(const Family& family) {
   std::set<std::string, std::less<>> renamed, of_experts;  // names that may be renamed; weights of single experts
   for (const Family::Module& module : family.modules) {
     const std::string name = module.parameter.empty() ? module.name : module.name + "." + module.parameter;
-    const bool is_single = module.experts && !module.stacked && module.name.find(kExperts) != std::string::npos;
+    const bool is_single = module.experts && !module.stacked && module.name.find(kExpertsPart) != std::string::npos;
     if (is_single && (module.first_expert || module.parameter != "weight")) continue;
     renamed.insert(name);
     if (is_single) of_experts.insert(name);
@@ -70,7 +70,7 @@ std::string PackedExperts::own_name(const std::string& packed) const {
 }
 
 bool PackedExperts::is_of_expert(std::string_view parameter) {
-  return with_stars(parameter).find(kExperts) != std::string::npos;
+  return with_stars(parameter).find(kExpertsPart) != std::string::npos;
 }
 
 }  // namespace reshard

@@ -20,14 +20,14 @@ namespace fs = std::filesystem;
 OrderedJson json_of(const PlainValue& plain) {
   return std::visit(
       [](const auto& value) -> OrderedJson {
-        using Kind = std::decay_t<decltype(value)>;
-        if constexpr (std::is_same_v<Kind, std::monostate>) {
+        using Held = std::decay_t<decltype(value)>;
+        if constexpr (std::is_same_v<Held, std::monostate>) {
           return nullptr;
-        } else if constexpr (std::is_same_v<Kind, PlainValue::List>) {
+        } else if constexpr (std::is_same_v<Held, PlainValue::List>) {
           OrderedJson array = OrderedJson::array();
           for (const PlainValue& item : value) array.push_back(json_of(item));
           return array;
-        } else if constexpr (std::is_same_v<Kind, PlainValue::Dict>) {
+        } else if constexpr (std::is_same_v<Held, PlainValue::Dict>) {
           OrderedJson object = OrderedJson::object();
           for (const auto& [key, item] : value) object[key] = json_of(item);
           return object;
