@@ -58,19 +58,19 @@ struct RankBytes {
 /// A checkpoint as inspect reports it.
 struct CheckpointReport {
   std::string path;       // as given, or the checkpoint found there
-  std::string directory;  // of the checkpoint
+  std::string directory;  // the checkpoint's directory
   std::string kind;       // "file", or LayoutTraits::reported_as
   std::string layout;     // LayoutTraits::name; empty for a single file
   std::vector<std::string> adapters;
   Format format = Format::kSafetensors;
   std::string model_type;    // empty if unknown, as is the next
-  std::string quant_method;  // of a quantised model
+  std::string quant_method;  // how the model is quantised
   bool has_ranks = false;
-  std::optional<RankRecord> record;  // of the rank that a file of a sharded checkpoint belongs to
+  std::optional<RankRecord> record;  // which rank a single file belongs to, if it says so
   std::optional<Mesh> mesh;
   std::vector<RankBytes> ranks;  // if it has a mesh
   std::uint64_t tensor_count = 0;
-  /// Of the tensors that --filter matches, in all and by dtype.
+  /// Totals over the tensors that --filter matches, in all and by dtype.
   Totals totals;
   std::map<DType, Totals> by_dtype;
   std::vector<TensorReport> tensors;  // those to list, at most totals.tensors

@@ -16,7 +16,7 @@ struct ComparisonReport {
   std::string b;  // or the path of the manifest or the SHA256SUMS
   std::variant<Verification, ManifestVerification, FilesVerification> found;
   std::vector<std::string> other_values;  // with B: "lr of model.norm.weight: 0.1 and 0.2"
-  std::vector<std::string> left_behind;   // with B and --complete: what B lacks beside the tensors
+  std::vector<std::string> left_behind;   // with B and --complete: what B lacks in addition to tensors
   std::vector<Divergence> divergent;
   Notes notes;
 

@@ -160,12 +160,12 @@ std::vector<Line> make_lines(const std::vector<TensorReport>& tensors, const Ten
   return lines;
 }
 
-/// Returns the line that stands for those that a limit leaves out.
+/// Returns the line that counts those that a limit leaves out.
 std::string more_lines(std::size_t count) {
   return fmt::format("… and {} more line{}\n", count, count == 1 ? "" : "s");
 }
 
-/// Applies the limit of the view. \returns the line that stands for the others, or nothing.
+/// Applies the limit of the view. \returns the line that counts the others, or nothing.
 std::string cut(std::vector<Line>& lines, const TensorView& view) {
   if (lines.size() <= view.limit) return {};
   const std::size_t left = lines.size() - view.limit;

@@ -6,7 +6,6 @@
 #include <set>
 
 #include "reshard/base/strings.h"
-#include "reshard/plan/job/fingerprint.h"
 #include "reshard/plan/proof/job_manifest.h"
 #include "reshard/specs/peft/adapter_metadata.h"
 #include "reshard/tensor/recipes/mean.h"
@@ -132,7 +131,6 @@ JobReport report_on(const Job& job, const OutputSpace& space, const RunResult* r
   }
   add_files(report, job);
   report.manifest = job.manifest;
-  if (result == nullptr) report.fingerprint = to_string(fingerprint_of(job));
   report.read_bytes = job.program.read_bytes;
   report.check_bytes = job.program.check_bytes;
   report.skipped_bytes = job.program.skipped_bytes;

@@ -37,13 +37,13 @@ struct JobReport {
   std::string family;  // empty if unknown
   std::string layout;
   bool has_ranks = false;
-  std::vector<std::pair<std::string, Manifest::OptionValue>> options;  // of the layout, as given
-  Mesh mesh;                                                           // of the source if the target has no ranks
+  std::vector<std::pair<std::string, Manifest::OptionValue>> options;  // layout options, as given
+  Mesh mesh;                                                           // the source's if the target has no ranks
   std::vector<Stage> stages;                                           // empty if no layers are divided
   std::vector<std::vector<std::string>> outside_layers;                // [pp_rank] tensors that belong to no layer
   std::vector<std::string> cut_names;
   std::optional<AttentionReport> attention;
-  std::uint64_t tensors = 0;  // of the source, as are the next four
+  std::uint64_t tensors = 0;  // this and the next four count the source
   std::uint64_t parameters = 0;
   std::uint64_t source_states = 0;  // entries of training state
   std::uint64_t source_files = 0;
@@ -54,7 +54,7 @@ struct JobReport {
   std::vector<File> files;          // without the manifest
   std::uint64_t written_files = 0;  // with it
   bool manifest = false;
-  std::string fingerprint;  // of a dry run
+  std::string fingerprint;  // set for the document of a dry run alone
   std::uint64_t read_bytes = 0;
   std::uint64_t check_bytes = 0;
   std::uint64_t skipped_bytes = 0;

@@ -18,6 +18,7 @@
 #include "reshard/engine/execute.h"
 #include "reshard/engine/publish/earlier_runs.h"
 #include "reshard/engine/publish/output.h"
+#include "reshard/plan/job/fingerprint.h"
 #include "signals.h"
 #include "table.h"
 
@@ -28,11 +29,13 @@ namespace {
 /// \param refused  why the output cannot be written, or null.
 void dry_run(const Job& job, const CommonArguments& arguments, Storage& storage, const std::exception_ptr& refused) {
   const OutputSpace space = output_space(storage, job);
-  const JobReport report = report_on(job, space, nullptr);
-  if (arguments.json)
+  JobReport report = report_on(job, space, nullptr);
+  if (arguments.json) {
+    report.fingerprint = to_string(fingerprint_of(job));  // takes time that the text does not need
     print_output(to_text(job_document(report)));
-  else
+  } else {
     print_text(dry_run_text(report));
+  }
   if (refused) std::rethrow_exception(refused);
   validate_space(space);
 }
