@@ -14,7 +14,7 @@ inline Scheme scheme_of(const std::string& json) {
 }
 
 /// A scheme's only entry, of these keys: "\"entry\": \"w\", …".
-inline Scheme::Entry scheme_entry(const std::string& keys) {
+inline SchemeEntry scheme_entry(const std::string& keys) {
   return scheme_of(R"({"program": "p", "entries": [{)" + keys + "}]}").entries.front();
 }
 

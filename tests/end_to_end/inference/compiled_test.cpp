@@ -31,7 +31,7 @@ fs::path compiled_case(const std::string& name) {
 
 /// Leaves out the parameters that NxD Inference computes with, and rounds.
 TensorMap without_rounded(TensorMap tensors, const Family& family) {
-  for (const Scheme::Entry& entry : family.inference->entries)
+  for (const SchemeEntry& entry : family.inference->entries)
     for (std::size_t p = 0; p < entry.changes.size(); ++p)
       if (entry.changes[p].values.plus != 0 || entry.changes[p].values.divisor != 1)
         std::erase_if(tensors, [&](const auto& tensor) { return with_stars(tensor.first) == entry.parameters[p]; });

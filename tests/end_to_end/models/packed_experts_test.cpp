@@ -243,7 +243,7 @@ TEST_CASE("The names of packed experts are those of Transformers' own mapping") 
       if (name.find(".mlp.") == name.npos || model_type == "qwen3_5_moe_text") continue;
       CHECK(packed.own_name(numbered(name)) == numbered(in_file["file"]));
       std::map<std::string, std::string> names;  // in files, by that in memory
-      for (const Scheme::Entry& entry : packed.scheme()->entries) names[entry.names.front()] = entry.parameters.front();
+      for (const SchemeEntry& entry : packed.scheme()->entries) names[entry.names.front()] = entry.parameters.front();
       CHECK(names.at(with_stars(numbered(name))) == with_stars(numbered(in_file["file"])));
     }
   }

@@ -10,13 +10,13 @@ namespace reshard::test {
 namespace {
 
 /// The experts of a layer, one behind the other, and the rows of heads in pairs.
-const Scheme::Entry& stacked() {
-  static const Scheme::Entry kEntry = scheme_entry(R"("entry": "moe.w1", "parameters": "experts.*.gate",
+const SchemeEntry& stacked() {
+  static const SchemeEntry kEntry = scheme_entry(R"("entry": "moe.w1", "parameters": "experts.*.gate",
                                                       "dims": "row in -> expert row in")");
   return kEntry;
 }
-const Scheme::Entry& interleaved() {
-  static const Scheme::Entry kEntry =
+const SchemeEntry& interleaved() {
+  static const SchemeEntry kEntry =
       scheme_entry(R"("entry": "entry", "parameters": "w", "dims": "(head half pair) in -> (head pair half) in",
                       "sizes": {"half": 2, "pair": "head_dim / 2"})");
   return kEntry;
@@ -29,11 +29,11 @@ ChunkedTensor matrix(std::uint64_t rows, std::uint64_t columns) {
 /// A tensor as a file has it, and how it is packed; no rule: not at all.
 struct Entry {
   Entry(ChunkedTensor plain) : tensor(std::move(plain)) {}
-  Entry(ChunkedTensor array, const Scheme::Entry& packed_by)
+  Entry(ChunkedTensor array, const SchemeEntry& packed_by)
       : tensor(std::move(array)), rule(&packed_by), shape(tensor.shape) {}
 
   ChunkedTensor tensor;
-  const Scheme::Entry* rule = nullptr;
+  const SchemeEntry* rule = nullptr;
   Dims shape;  // of the parameters' entry
 };
 
@@ -222,7 +222,7 @@ TEST_CASE("A tensor that exists twice, by itself and in an entry, is refused wit
 }
 
 TEST_CASE("Rows behind those of the parameters are padding where the scheme says that there may be some") {
-  const Scheme::Entry rule = scheme_entry(R"("entry": "embedding", "parameters": "w", "dims": "row in -> +row in",
+  const SchemeEntry rule = scheme_entry(R"("entry": "embedding", "parameters": "w", "dims": "row in -> +row in",
                                              "padded": true)");
   Entry entry(matrix(6, 2), rule);
   entry.tensor.chunks = {{{{0, 0}, {3, 2}}, 0, 0}, {{{3, 0}, {2, 2}}, 0, 100}, {{{5, 0}, {1, 2}}, 0, 200}};

@@ -27,7 +27,7 @@ struct Trial {
   std::map<std::string, std::uint64_t> sizes;
   std::vector<std::uint64_t> joined;
   DimAxes entry_dims, parameter_dims;
-  Scheme::Entry entry;
+  SchemeEntry entry;
 
   explicit Trial(Random& random) {
     const bool joins = random() % 2 == 0;
@@ -214,7 +214,7 @@ TEST_CASE("What a rank has of a packed entry is boxes of one view") {
     Random random(seed);
     const std::size_t which = random() % std::size(kEntries);
     CAPTURE(seed, kEntries[which]);
-    const Scheme::Entry entry = scheme_entry(kEntries[which]);
+    const SchemeEntry entry = scheme_entry(kEntries[which]);
     std::vector<Dims> parts(entry.parameters.size(), Dims{model.kv_heads * model.head_dim, pick(random, 1, 3)});
     if (parts.size() == 3) parts.front()[0] *= 2;
     Dims numbers;
@@ -275,7 +275,7 @@ TEST_CASE("Dims in another order than the tensor's are no boxes") {
 TEST_CASE("Shapes that a scheme does not have are refused, and say which it has") {
   Model model;
   model.head_dim = 4;
-  const Scheme::Entry heads = scheme_entry(kEntries[2]), stack = scheme_entry(kEntries[0]);
+  const SchemeEntry heads = scheme_entry(kEntries[2]), stack = scheme_entry(kEntries[0]);
   const auto refused = [](const auto& call, ErrorKind kind, const std::string& says) {
     check_refused(call, {.kind = kind, .says = says});
   };

@@ -28,7 +28,7 @@ const std::set<std::string> kWithoutPlace{"model.layers.*.eh_proj.weight", "mode
 
 std::set<std::string> parameters_of(const Scheme& scheme) {
   std::set<std::string> parameters;
-  for (const Scheme::Entry& entry : scheme.entries)
+  for (const SchemeEntry& entry : scheme.entries)
     for (const std::string& parameter : entry.parameters) CHECK(parameters.insert(parameter).second);
   return parameters;
 }
@@ -60,16 +60,16 @@ TEST_CASE("A built-in scheme has one entry for each parameter of the families th
       for (const std::string& parameter : named) CHECK(all.count(parameter) == 1);
       for (std::size_t v = 0; v < std::max<std::size_t>(1, scheme->versions.size()); ++v) {
         std::set<std::string> names;
-        for (const Scheme::Entry& entry : own->entries) {
+        for (const SchemeEntry& entry : own->entries) {
           CHECK(names.insert(entry.name(v)).second);
-          for (const Scheme::Constant& constant : entry.constants)
-            if (const std::string& name = Scheme::name_of(constant.names, v); !name.empty())
+          for (const SchemeEntry::Constant& constant : entry.constants)
+            if (const std::string& name = SchemeEntry::name_of(constant.names, v); !name.empty())
               CHECK(names.insert(name).second);
         }
       }
-      for (const Scheme::Entry& entry : own->entries) used.insert(entry.where);
+      for (const SchemeEntry& entry : own->entries) used.insert(entry.where);
     }
-    for (const Scheme::Entry& entry : scheme->entries)
+    for (const SchemeEntry& entry : scheme->entries)
       CHECK((used.count(entry.where) == 1 || entry.when || scheme->families.empty()));
   }
 }
@@ -81,7 +81,7 @@ TEST_CASE("A rule is for all parameters that end like its first, and the first r
       {"entry": "**.g", "parameters": "**.gate"}]})");
   const Scheme own = scheme_for(scheme, "mine", {"l.*.a.e.*.gate", "l.*.a.e.*.up", "l.*.b.e.*.gate", "l.*.gate"});
   std::map<std::string, std::vector<std::string>> entries;
-  for (const Scheme::Entry& entry : own.entries) entries[entry.names.front()] = entry.parameters;
+  for (const SchemeEntry& entry : own.entries) entries[entry.names.front()] = entry.parameters;
   CHECK(entries ==
         std::map<std::string, std::vector<std::string>>{{"l.*.a.gate_up", {"l.*.a.e.*.gate", "l.*.a.e.*.up"}},
                                                         {"l.*.b.e.*.g", {"l.*.b.e.*.gate"}},
@@ -91,10 +91,10 @@ TEST_CASE("A rule is for all parameters that end like its first, and the first r
 TEST_CASE("A version that is not listed has the name of the next newer one, and null is no entry") {
   const Scheme scheme = scheme_of(R"({"program": "p", "of_ranks": true, "versions": ["3", "2", "1"], "entries": [
       {"entry": {"3": "new", "1": "old"}, "parameters": "w", "values": [{"entry": {"3": null, "2": "map"}, "value": "expert_map"}]}]})");
-  const Scheme::Entry& entry = scheme.entries.front();
+  const SchemeEntry& entry = scheme.entries.front();
   CHECK(entry.names == std::vector<std::string>{"new", "new", "old"});
   CHECK(entry.constants.front().names == std::vector<std::string>{"", "map", "map"});
-  CHECK(entry.constants.front().value == Scheme::Constant::Value::kExpertMap);
+  CHECK(entry.constants.front().value == SchemeEntry::Constant::Value::kExpertMap);
 }
 
 TEST_CASE("Changes say how an entry follows from its parameters") {
@@ -105,11 +105,11 @@ TEST_CASE("Changes say how an entry follows from its parameters") {
   };
   const Scheme scheme = scheme_for(read(R"(["[0::2]", "[1::2] + 1 / parts"])"), "mine", {"w"},
                                    [](const std::string&) { return std::uint64_t{3}; });
-  const Scheme::Entry& entry = scheme.entries.front();
+  const SchemeEntry& entry = scheme.entries.front();
   const ValueChange &even = entry.changes.at(0).values, &odd = entry.changes.at(1).values;
   CHECK((even.first == 0 && even.step == 2 && even.plus == 0 && even.divisor == 1));
   CHECK((odd.first == 1 && odd.step == 2 && odd.plus == 1 && odd.divisor == 0));
-  CHECK(entry.multiple == 24);
+  CHECK(entry.ranks.multiple == 24);
   for (const std::string changes : {R"(["[2::2]", "+ 1"])", R"(["[0::2]"])", R"(["+ 0", "+ 1"])", R"(["/ 2", "+ 1"])",
                                     R"(["1 + 1", "+ 1"])", R"(["+ 1 [0::2]", "+ 1"])"})
     CHECK_THAT(error_of([&] { read(changes); }).what(), Says("\"changes\""));
@@ -159,7 +159,7 @@ TEST_CASE("Rules take time in proportion to the parameters") {
 }
 
 TEST_CASE("Dims of an entry are read as einops writes them") {
-  const Scheme::Entry entry = scheme_entry(R"("entry": "w.*", "parameters": ["a.*.*", "b.*.*"],
+  const SchemeEntry entry = scheme_entry(R"("entry": "w.*", "parameters": ["a.*.*", "b.*.*"],
                                               "dims": "(group row) in -> (group +row) expert in",
                                               "sizes": {"group": "num_key_value_heads"})");
   CHECK(entry.parameter_dims == DimAxes{{"group", "row"}, {"in"}});

@@ -190,7 +190,7 @@ namespace {
 bool saves_experts_apart(std::span<const LogicalTensor> logical, const PackedExperts& packed) {
   if (packed.empty() || !packed.is_known()) return false;
   std::unordered_set<std::string_view> parameters;
-  for (const Scheme::Entry& entry : packed.scheme()->entries)
+  for (const SchemeEntry& entry : packed.scheme()->entries)
     if (!entry.is_plain()) parameters.insert(entry.parameters.begin(), entry.parameters.end());
   return std::any_of(logical.begin(), logical.end(),
                      [&](const LogicalTensor& tensor) { return parameters.count(with_stars(tensor.name)) > 0; });

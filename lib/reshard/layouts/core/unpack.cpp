@@ -31,7 +31,7 @@ std::vector<std::string> tensors_in(const PackedEntry& packed, std::uint64_t& le
 }
 
 /// Whether an entry of shape `array` can contain the model's entry of shape `packed`.
-bool has_room(const Scheme::Entry& rule, const Dims& packed, const Dims& array) {
+bool has_room(const SchemeEntry& rule, const Dims& packed, const Dims& array) {
   for (std::size_t d = 0; d < packed.size(); ++d) {
     const std::vector<std::string>& axes = rule.entry_dims[d];
     const bool may_be_longer = rule.is_padded && axes.size() == 1 && axes.front() == rule.joined;
@@ -42,7 +42,7 @@ bool has_room(const Scheme::Entry& rule, const Dims& packed, const Dims& array) 
 
 /// Returns the shapes of parameters that share the rows of an entry of shape `array` equally; std::nullopt if the
 /// scheme splits it otherwise.
-std::optional<std::vector<Dims>> even_parts(const Scheme::Entry& rule, const Dims& array) {
+std::optional<std::vector<Dims>> even_parts(const SchemeEntry& rule, const Dims& array) {
   if (!rule.sizes.empty() || rule.is_padded) return std::nullopt;
   Dims part;
   for (const std::vector<std::string>& axes : rule.parameter_dims) {
@@ -152,7 +152,7 @@ class MapUnpacker {
   /// \param names  Names of the tensors in the entry.
   std::optional<PackedArray> array_of(const PackedEntry& packed, const std::vector<std::string>& names,
                                       TensorRole role) {
-    const Scheme::Entry& rule = *packed.names->rule;
+    const SchemeEntry& rule = *packed.names->rule;
     const auto missing =
         std::find_if(names.begin(), names.end(), [&](const std::string& name) { return shapes_.count(name) == 0; });
     if (missing != names.end()) {

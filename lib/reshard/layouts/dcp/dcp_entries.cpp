@@ -16,7 +16,7 @@ constexpr std::uint32_t kMissing = UINT32_MAX;
 
 /// Enlarges the rows of an entry to the scheme's multiple.
 /// \throws Error kUnsupported if the entry contains several tensors.
-void pad(DcpEntry& entry, const Scheme::Entry& rule, std::uint32_t tp) {
+void pad(DcpEntry& entry, const SchemeEntry& rule, std::uint32_t tp) {
   if (!entry.packing.is_plain())
     throw Error(ErrorKind::kUnsupported,
                 fmt::format("has padding of several tensors ({}), which can be read but not written", rule.where))

@@ -359,7 +359,7 @@ class Cutter {
       name = with_numbers(read, std::vector<std::string>(packed->rule->numbered_dims().size(), "0"));
     const std::string& expected =
         entry.packed == nullptr ? map_.logical[entry.first].name : entry.packed->tensors.front();
-    const Scheme::Entry* const rule = entry.packed == nullptr ? nullptr : entry.packed->rule;
+    const SchemeEntry* const rule = entry.packed == nullptr ? nullptr : entry.packed->rule;
     if (name == expected && rule == (packed == nullptr ? nullptr : packed->rule)) return;
     const std::string given = cut_.prefix.empty() ? "" : "`prefix` " + printable(cut_.prefix) + ": ";
     throw Error(ErrorKind::kUsage, fmt::format("{}{} would be read {}", given, printable(entry.name),

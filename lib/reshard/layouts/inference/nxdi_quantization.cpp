@@ -59,18 +59,18 @@ std::string scale_name(const std::string& name, const std::string& marker) {
 
 /// Returns the entry of the scales of an entry's weights; std::nullopt for entries that are not of weights, or whose
 /// scales do not follow from them: experts, and weights that are split along another dim than their plan's.
-std::optional<Scheme::Entry> scale_entry(Scheme::Entry entry, const std::string& marker) {
+std::optional<SchemeEntry> scale_entry(SchemeEntry entry, const std::string& marker) {
   const bool has_experts = std::any_of(entry.entry_dims.begin(), entry.entry_dims.end(),
                                        [](const auto& axes) { return axes.front() == kNumberAxes.back(); });
-  if (has_experts || entry.split.value_or(0) != 0) return std::nullopt;
+  if (has_experts || entry.ranks.dim.value_or(0) != 0) return std::nullopt;
   for (auto* names : {&entry.names, &entry.parameters})
     for (std::string& name : *names) {
       name = scale_name(name, marker);
       if (name.empty()) return std::nullopt;
     }
   entry.constants.clear();
-  std::vector<Scheme::Entry> copies;
-  for (Scheme::Entry& copy : entry.copies)
+  std::vector<SchemeEntry> copies;
+  for (SchemeEntry& copy : entry.copies)
     if (auto one = scale_entry(std::move(copy), marker)) copies.push_back(std::move(*one));
   entry.copies = std::move(copies);
   return entry;
@@ -248,8 +248,8 @@ void validate_quantized_rules(const Model& model, const std::vector<PartitionRul
 }
 
 void add_scale_entries(Scheme& scheme, const std::string& marker) {
-  std::vector<Scheme::Entry> scales;
-  for (const Scheme::Entry& entry : scheme.entries)
+  std::vector<SchemeEntry> scales;
+  for (const SchemeEntry& entry : scheme.entries)
     if (auto scale = scale_entry(entry, marker)) scales.push_back(std::move(*scale));
   std::move(scales.begin(), scales.end(), std::back_inserter(scheme.entries));
 }

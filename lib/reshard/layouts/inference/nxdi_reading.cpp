@@ -85,8 +85,8 @@ void find_head_padding(const ShardedCheckpoint& shards, const Model& model, Opti
   };
   constexpr std::uint64_t kProbe = 4093;  // a prime: hardly a vocabulary needs no padding
   const Scheme scheme = nxdi_scheme(model, with_setting(form, kHeadMultiple, kProbe));
-  for (const Scheme::Entry& entry : scheme.entries) {
-    if (entry.multiple != kProbe || entry.constants.empty()) continue;
+  for (const SchemeEntry& entry : scheme.entries) {
+    if (entry.ranks.multiple != kProbe || entry.constants.empty()) continue;
     const std::uint64_t head = rows_of(entry.names.front()), bias = rows_of(entry.constants.front().names.front());
     const auto parameter = std::find_if(model.parameters.begin(), model.parameters.end(), [&](const auto& one) {
       return one.name == nxdi_prefix(model) + entry.parameters.front();

@@ -80,13 +80,13 @@ namespace {
 /// Returns the entries of a scheme, with stars for numbers.
 std::set<std::string> entry_names(const Scheme& scheme) {
   std::set<std::string> names;
-  const auto add = [&](const Scheme::Entry& entry) {
+  const auto add = [&](const SchemeEntry& entry) {
     names.insert(entry.names.front());
-    for (const Scheme::Constant& constant : entry.constants) names.insert(constant.names.front());
+    for (const SchemeEntry::Constant& constant : entry.constants) names.insert(constant.names.front());
   };
-  for (const Scheme::Entry& entry : scheme.entries) {
+  for (const SchemeEntry& entry : scheme.entries) {
     add(entry);
-    for (const Scheme::Entry& copy : entry.copies) add(copy);
+    for (const SchemeEntry& copy : entry.copies) add(copy);
   }
   return names;
 }
@@ -95,7 +95,7 @@ std::set<std::string> entry_names(const Scheme& scheme) {
 
 std::set<std::string> unstored_parameters(const Model& model, const OptionValues& form) {
   std::set<std::string> parameters;
-  for (const Scheme::Entry& entry : nxdi_scheme(model, form).entries)
+  for (const SchemeEntry& entry : nxdi_scheme(model, form).entries)
     if (entry.names.front().empty()) parameters.insert(entry.parameters.begin(), entry.parameters.end());
   return parameters;
 }
@@ -122,7 +122,7 @@ std::set<std::string> names_with(const Model& model, const OptionValues& form, c
 
 namespace {
 
-constexpr const char* kPaddedExperts = "experts_of_256";  // in Scheme::Entry::share
+constexpr const char* kPaddedExperts = "experts_of_256";  // in SchemeEntry::share
 
 }  // namespace
 
@@ -130,15 +130,16 @@ bool has_effect(const Model& model, const OptionValues& form, const LayoutOption
   OptionValues off = form;
   off.erase(option.name);
   const auto forms = [&](const OptionValues& of) {
-    using Values = std::set<std::pair<std::string, Scheme::Constant::Value>>;
+    using Values = std::set<std::pair<std::string, SchemeEntry::Constant::Value>>;
     using Changes = std::vector<std::string>;
     std::multiset<std::tuple<std::string, std::optional<std::uint32_t>, std::uint64_t, Values, Changes>> all;
-    for (const Scheme::Entry& entry : nxdi_scheme(model, of).entries) {
+    for (const SchemeEntry& entry : nxdi_scheme(model, of).entries) {
       Values values;
-      for (const Scheme::Constant& constant : entry.constants) values.emplace(constant.names.front(), constant.value);
+      for (const SchemeEntry::Constant& constant : entry.constants)
+        values.emplace(constant.names.front(), constant.value);
       Changes changes;
-      for (const Scheme::Change& change : entry.changes) changes.push_back(change.text);
-      all.emplace(entry.names.front(), entry.split, entry.multiple, std::move(values), std::move(changes));
+      for (const SchemeEntry::Change& change : entry.changes) changes.push_back(change.text);
+      all.emplace(entry.names.front(), entry.ranks.dim, entry.ranks.multiple, std::move(values), std::move(changes));
     }
     return all;
   };
@@ -159,7 +160,7 @@ bool has_effect(const Model& model, const OptionValues& form, const LayoutOption
            forms(off) != forms(with_setting(off, option, tried_degree(form, option)));
   const Scheme scheme = nxdi_scheme(model, form);
   return std::any_of(scheme.entries.begin(), scheme.entries.end(),
-                     [](const Scheme::Entry& entry) { return entry.share == kPaddedExperts; });
+                     [](const SchemeEntry& entry) { return entry.ranks.share == kPaddedExperts; });
 }
 
 std::uint64_t served_layers(const Model& model) {

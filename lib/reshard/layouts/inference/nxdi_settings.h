@@ -14,7 +14,7 @@ namespace reshard {
 /// A setting of NxD Inference with which weights have another form.
 struct NxdiSetting {
   const LayoutOption* option;
-  const char* key;  // in the settings of neuron_config.json; the key of Scheme::Entry::when is the part after a dot
+  const char* key;       // in the settings of neuron_config.json; the key of SchemeEntry::when is the part after a dot
   std::uint64_t absent;  // a number without a value
 };
 
@@ -25,7 +25,7 @@ std::span<const NxdiSetting> nxdi_settings();
 const LayoutOption* nxdi_option(const std::string& setting);
 
 /// Returns the value of a setting according to `form`, or of a key of the model's config.json or of the defaults of its
-/// family, for Scheme::Entry::when.
+/// family, for SchemeEntry::when.
 /// \throws Error kBadInput for an unknown key.
 ConfigValue setting_in(const OptionValues& form, const std::string& key, const Model& model);
 /// Returns the value of a setting that is a number.

@@ -30,8 +30,8 @@ bool has_megatron_name(std::string_view tensor) {
   static const std::set<std::string> kNames = [] {
     std::set<std::string> names;
     for (const auto& scheme : builtin_schemes())
-      for (const Scheme::Entry& entry :
-           scheme->program == kMegatronProgram ? scheme->entries : std::vector<Scheme::Entry>())
+      for (const SchemeEntry& entry :
+           scheme->program == kMegatronProgram ? scheme->entries : std::vector<SchemeEntry>())
         names.insert(entry.names.begin(), entry.names.end());
     return names;
   }();

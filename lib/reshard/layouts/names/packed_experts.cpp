@@ -44,7 +44,7 @@ PackedExperts::PackedExperts(const Family& family) {
     if (is_single) of_experts.insert(name);
   }
   Scheme scheme = scheme_for(transformers, family.model_type, renamed);
-  for (const Scheme::Entry& entry : scheme.entries)
+  for (const SchemeEntry& entry : scheme.entries)
     if (!entry.is_plain())
       for (const std::string& parameter : entry.parameters) of_experts.erase(parameter);
   if (!of_experts.empty()) return;  // the experts' linears have other names
@@ -55,7 +55,7 @@ PackedExperts::PackedExperts(const Family& family) {
 std::optional<PackedNames> PackedExperts::find(std::string_view name) const {
   if (empty()) return std::nullopt;
   const std::string starred = with_stars(name);
-  for (const Scheme::Entry& entry : scheme_->entries)
+  for (const SchemeEntry& entry : scheme_->entries)
     if (!entry.is_plain() && entry.names.front() == starred) return PackedNames(entry, numbers_in(name));
   return std::nullopt;
 }
@@ -63,7 +63,7 @@ std::optional<PackedNames> PackedExperts::find(std::string_view name) const {
 std::string PackedExperts::own_name(const std::string& packed) const {
   const std::string starred = with_stars(packed);
   if (empty() || names_.count(starred) > 0) return packed;
-  for (const Scheme::Entry& entry : scheme_->entries)
+  for (const SchemeEntry& entry : scheme_->entries)
     if (entry.is_plain() && entry.names.front() == starred)
       return with_numbers(entry.parameters.front(), numbers_in(packed));
   return packed;

@@ -8,7 +8,7 @@
 
 namespace reshard {
 
-PackedNames::PackedNames(const Scheme::Entry& entry, const std::vector<std::string>& entry_numbers,
+PackedNames::PackedNames(const SchemeEntry& entry, const std::vector<std::string>& entry_numbers,
                          std::uint64_t first_layer)
     : rule(&entry), parameters(entry.parameters) {
   for (std::string& parameter : parameters) {

@@ -13,10 +13,10 @@ namespace reshard {
 /// The contents of an entry of another program's checkpoint, by the model's names.
 struct PackedNames {
   /// \param entry_numbers  the numbers in the entry's name.
-  /// \param first_layer    value of Scheme::Entry::first_layer.
-  PackedNames(const Scheme::Entry& rule, const std::vector<std::string>& entry_numbers, std::uint64_t first_layer = 0);
+  /// \param first_layer    value of SchemeEntry::first_layer.
+  PackedNames(const SchemeEntry& rule, const std::vector<std::string>& entry_numbers, std::uint64_t first_layer = 0);
 
-  const Scheme::Entry* rule = nullptr;  // borrowed from the family
+  const SchemeEntry* rule = nullptr;  // borrowed from the family
   /// The rule's parameters, with the numbers of the entry's name filled in. Stars remain for the numbered dims.
   std::vector<std::string> parameters;
 

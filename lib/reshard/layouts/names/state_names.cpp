@@ -71,7 +71,7 @@ void add_other_names(const Family& family, bool is_known, std::map<std::string, 
     if (!is_known && scheme->keeps_others) continue;
     Names& names = by_program[scheme->program];
     if (scheme->keeps_others) names.merge(parameter_names(family));
-    for (const Scheme::Entry& entry : scheme->entries)
+    for (const SchemeEntry& entry : scheme->entries)
       if (!entry.parameters.empty()) names.insert(entry.names.begin(), entry.names.end());
   }
 }
@@ -162,13 +162,13 @@ void validate_unique(std::span<const std::string> entries, const std::vector<std
   }
 }
 
-using EntriesByName = std::unordered_map<std::string_view, const Scheme::Entry*>;
+using EntriesByName = std::unordered_map<std::string_view, const SchemeEntry*>;
 
 /// The entries of a program's scheme, by all of their names.
 EntriesByName entries_by_name(const Family& family, const std::string& program) {
   EntriesByName entries;
   for (const auto& scheme : family.schemes)
-    for (const Scheme::Entry& entry : scheme->entries)
+    for (const SchemeEntry& entry : scheme->entries)
       for (const std::string& name : entry.names)
         if (scheme->program == program) entries.emplace(name, &entry);
   return entries;

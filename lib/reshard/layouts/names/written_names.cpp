@@ -29,7 +29,7 @@ std::string choices(const Family& family) {
 }
 
 /// Whether a program has the parameter with `numbers` in this entry. Changes the number of its layer to that in the entry.
-bool is_entry_of(const Model& model, const Scheme::Entry& rule, std::vector<std::string>& numbers) {
+bool is_entry_of(const Model& model, const SchemeEntry& rule, std::vector<std::string>& numbers) {
   const auto layer = numbers.empty() ? std::nullopt : parse_unsigned(numbers.front());
   if (rule.when && !holds_in(model, rule.when, layer)) return false;
   if (!rule.first_layer) return true;
@@ -73,17 +73,17 @@ WrittenNames::WrittenNames(const Model& model, std::shared_ptr<const Scheme> sch
 
 void WrittenNames::add_entries(const Model& model) {
   struct Rule {
-    const Scheme::Entry* entry;
+    const SchemeEntry* entry;
     std::size_t part;  // index into its parameters
   };
   std::unordered_map<std::string_view, std::vector<Rule>> rules;  // by parameter
-  const auto add = [&](const Scheme::Entry& rule) {
+  const auto add = [&](const SchemeEntry& rule) {
     for (std::size_t p = 0; p < rule.parameters.size() && !rule.name(version_).empty(); ++p)
       rules[rule.parameters[p]].push_back({&rule, p});
   };
-  for (const Scheme::Entry& rule : scheme_->entries) {
+  for (const SchemeEntry& rule : scheme_->entries) {
     add(rule);
-    for (const Scheme::Entry& copy : rule.copies) add(copy);
+    for (const SchemeEntry& copy : rule.copies) add(copy);
   }
   std::unordered_map<std::string, std::size_t> by_name;
   std::vector<std::vector<Numbered>> members;  // by entry
@@ -105,8 +105,8 @@ void WrittenNames::add_entries(const Model& model) {
       const auto [entry, is_new] = by_name.emplace(with_numbers(rule->name(version_), numbers), entries_.size());
       if (is_new) {
         entries_.push_back({rule, nullptr, entry->first, Dims(rule->numbered_dims().size()), {}, {}});
-        for (const Scheme::Constant& constant : rule->constants)
-          if (const std::string& name = Scheme::name_of(constant.names, version_); !name.empty())
+        for (const SchemeEntry::Constant& constant : rule->constants)
+          if (const std::string& name = SchemeEntry::name_of(constant.names, version_); !name.empty())
             entries_.push_back({rule, &constant, with_numbers(name, numbers), {}, {}, {}});
         members.resize(entries_.size());
       }
@@ -165,14 +165,14 @@ WrittenNames::Place WrittenNames::of(const std::string& parameter) const {
 }
 
 bool WrittenNames::packs_experts() const {
-  return std::any_of(scheme_->entries.begin(), scheme_->entries.end(), [](const Scheme::Entry& entry) {
+  return std::any_of(scheme_->entries.begin(), scheme_->entries.end(), [](const SchemeEntry& entry) {
     return !entry.is_plain() && PackedExperts::is_of_expert(entry.parameters.front());
   });
 }
 
 std::vector<std::string> WrittenNames::unused() const {
   std::vector<std::string> names;
-  for (const Scheme::Entry& rule : scheme_->entries)
+  for (const SchemeEntry& rule : scheme_->entries)
     if (rule.parameters.empty() && !rule.name(version_).empty()) names.push_back(rule.name(version_));
   return names;
 }

@@ -19,9 +19,9 @@ class WrittenNames {
  public:
   /// An entry of the program's checkpoints.
   struct Entry {
-    const Scheme::Entry* rule = nullptr;
+    const SchemeEntry* rule = nullptr;
     /// Set if the entry is a constant of `rule` and contains no parameters.
-    const Scheme::Constant* constant = nullptr;
+    const SchemeEntry::Constant* constant = nullptr;
     std::string name;
     Dims numbers;  // the sizes of its numbered dims
     std::vector<std::string>

@@ -27,7 +27,7 @@ std::string text_of(const DimAxes& dims) {
 }
 
 /// Returns the sizes that the scheme computes from a model's numbers.
-AxisSizes given_sizes(const Scheme::Entry& entry, const Model& model) {
+AxisSizes given_sizes(const SchemeEntry& entry, const Model& model) {
   constexpr std::array<std::uint64_t Model::*, kModelNumbers.size()> kNumbers = {&Model::heads, &Model::kv_heads,
                                                                                  &Model::head_dim};
   const auto number = [&](const std::string& key) -> ConfigValue {
@@ -47,7 +47,7 @@ AxisSizes given_sizes(const Scheme::Entry& entry, const Model& model) {
 
 /// Computes the one unknown axis of each dim from `shape`.
 /// \throws Error kBadInput if `shape` does not fit.
-void solve(const Scheme::Entry& entry, const DimAxes& dims, const Dims& shape, AxisSizes& sizes) {
+void solve(const SchemeEntry& entry, const DimAxes& dims, const Dims& shape, AxisSizes& sizes) {
   bool fits = dims.size() == shape.size();
   for (std::size_t d = 0; fits && d < dims.size(); ++d) {
     std::uint64_t known = 1;
@@ -85,7 +85,7 @@ Dims shape_of(const DimAxes& dims, const AxisSizes& sizes) {
 }
 
 /// Returns the axes of a parameter's dims in the array.
-Packing::Part part_of(const Scheme::Entry& entry, const AxisSizes& of_parameter, const AxisSizes& of_entry,
+Packing::Part part_of(const SchemeEntry& entry, const AxisSizes& of_parameter, const AxisSizes& of_entry,
                       std::uint64_t begin) {
   std::map<std::string_view, Packing::Axis> axes;
   Packing::Part part{{}, Dims(entry.entry_dims.size())};
@@ -141,7 +141,7 @@ void add_restored(SourceMap& map, const std::string& parameter, std::vector<std:
   map.add_logical(tensor, {});
 }
 
-Dims numbers_of(const Scheme::Entry& entry, const Dims& shape) {
+Dims numbers_of(const SchemeEntry& entry, const Dims& shape) {
   if (shape.size() != entry.entry_dims.size() || num_elems(shape).value_or(0) == 0)
     throw Error(ErrorKind::kBadInput, fmt::format("has the shape {}, expected \"{}\" ({})", to_string(shape),
                                                   text_of(entry.entry_dims), entry.where))
@@ -151,7 +151,7 @@ Dims numbers_of(const Scheme::Entry& entry, const Dims& shape) {
   return numbers;
 }
 
-PackedArray pack(const Scheme::Entry& entry, std::vector<Dims> parts, const Dims& numbers, const Model& model) {
+PackedArray pack(const SchemeEntry& entry, std::vector<Dims> parts, const Dims& numbers, const Model& model) {
   AxisSizes sizes = given_sizes(entry, model);
   std::vector<AxisSizes> of_parts;
   std::uint64_t joined = 0;  // size of the joined axis in the entry
@@ -180,7 +180,7 @@ PackedArray pack(const Scheme::Entry& entry, std::vector<Dims> parts, const Dims
   return array;
 }
 
-std::optional<PackedArray> unpack_single(const Scheme::Entry& entry, const Dims& shape) {
+std::optional<PackedArray> unpack_single(const SchemeEntry& entry, const Dims& shape) {
   if (entry.parameters.size() != 1 || entry.is_padded || !entry.sizes.empty()) return std::nullopt;
   const Dims numbers = numbers_of(entry, shape);
   AxisSizes sizes;

@@ -28,20 +28,20 @@ LogicalTensor changed_tensor(const LogicalTensor& parameter, const std::string& 
 void add_restored(SourceMap& map, const std::string& parameter, std::vector<std::string> names,
                   std::vector<ValueChange> changes);
 
-/// Returns the sizes of the numbered dims of an entry (Scheme::Entry::numbered_dims) that has `shape`.
+/// Returns the sizes of the numbered dims of an entry (SchemeEntry::numbered_dims) that has `shape`.
 /// \throws Error kBadInput if the number of dims differs from the scheme's or if there are no elements.
-Dims numbers_of(const Scheme::Entry& entry, const Dims& shape);
+Dims numbers_of(const SchemeEntry& entry, const Dims& shape);
 
 /// Returns the array of an entry.
 /// \param parts    the shape of each of its parameters in the model.
 /// \param numbers  the sizes of its numbered dims.
 /// \throws Error kBadInput if a shape does not match the scheme, kUnsupported if a size is not valid for the numbers of
 /// `model`.
-PackedArray pack(const Scheme::Entry& entry, std::vector<Dims> parts, const Dims& numbers, const Model& model);
+PackedArray pack(const SchemeEntry& entry, std::vector<Dims> parts, const Dims& numbers, const Model& model);
 
 /// Like pack, for an entry of `shape` in a file that contains a single parameter. Returns std::nullopt if the entry's
 /// shape does not determine the parameter's.
 /// \throws Error kBadInput like numbers_of.
-std::optional<PackedArray> unpack_single(const Scheme::Entry& entry, const Dims& shape);
+std::optional<PackedArray> unpack_single(const SchemeEntry& entry, const Dims& shape);
 
 }  // namespace reshard

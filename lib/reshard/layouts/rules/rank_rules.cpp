@@ -17,22 +17,27 @@
 namespace reshard {
 namespace {
 
-using Heads = Scheme::Heads;
+using Heads = SchemeEntry::Heads;
 
 constexpr const char* kExpertAxis = "expert";
 constexpr std::uint64_t kOneF32 = 0x3F80'0000;
 
 constexpr std::uint64_t kMostRows = std::uint64_t{1} << 32;  // bounds multiples, so that rounding cannot overflow
 
-bool has_experts(const Scheme::Entry& rule) {
+bool has_experts(const SchemeEntry& rule) {
   return std::any_of(rule.entry_dims.begin(), rule.entry_dims.end(),
                      [](const auto& axes) { return axes.front() == kExpertAxis; });
 }
 
 /// Returns the roles of parameter number `part` of an entry.
-std::vector<Heads> roles_of(const Scheme::Entry& rule, std::size_t part) {
-  if (rule.parameters.size() == 1) return rule.heads;
-  return {rule.heads.size() == 1 ? rule.heads.front() : rule.heads.at(part)};
+std::vector<Heads> roles_of(const SchemeEntry& rule, std::size_t part) {
+  if (rule.parameters.size() == 1) return rule.ranks.heads;
+  return {rule.ranks.heads.size() == 1 ? rule.ranks.heads.front() : rule.ranks.heads.at(part)};
+}
+
+/// Returns the dim of a parameter of an entry that ranks split; std::nullopt if each rank has all of it.
+std::optional<std::uint32_t> split_dim(const SchemeEntry& rule, const ModelParameter& parameter) {
+  return rule.ranks.dim ? rule.ranks.dim : parameter.split_dim;
 }
 
 /// Returns the dim in `dims` that each dim of an entry is; empty if the order is the same.
@@ -46,14 +51,14 @@ Dims order_of(const DimAxes& entry_dims, const std::vector<std::string>& dims) {
 /// Returns the share of an entry.
 /// \throws Error kBadInput if the layout has no such share.
 template <typename Share>
-const Share& found_share(const std::map<std::string, Share, std::less<>>& shares, const Scheme::Entry& entry) {
-  const auto found = shares.find(entry.share);
+const Share& found_share(const std::map<std::string, Share, std::less<>>& shares, const SchemeEntry& entry) {
+  const auto found = shares.find(entry.ranks.share);
   if (found != shares.end()) return found->second;
   std::vector<std::string> known;
   for (const auto& [name, share] : shares)
     if (!name.empty()) known.push_back(name);
   throw Error(ErrorKind::kBadInput, fmt::format("\"share\" is \"{}\", which the layout does not have ({})",
-                                                printable(entry.share), entry.where))
+                                                printable(entry.ranks.share), entry.where))
       .hint("ways to share such an entry are " + join(known, ", "));
 }
 
@@ -79,7 +84,7 @@ HeadCounts head_counts(const Model& model, const WrittenNames& names) {
   std::uint64_t query_rows = 0;
   for (const WrittenNames::Entry& entry : names.entries())
     for (std::size_t t = 0; t < entry.tensors.size() && entry.constant == nullptr; ++t) {
-      if (entry.rule->heads.empty()) continue;
+      if (entry.rule->ranks.heads.empty()) continue;
       const ModelParameter& parameter = *by_name.at(entry.tensors[t]);
       const std::vector<Heads> roles = roles_of(*entry.rule, t % entry.rule->parameters.size());
       if (parameter.heads == 0 || parameter.split_dim != 0u || parameter.shape.size() != 2) continue;
@@ -115,12 +120,12 @@ std::vector<PartitionRule> RankRules::run(const HoldsName& holds) && {
   return rules;
 }
 
-/// Returns tensor `index` of an entry: a parameter, or the tensor that follows from it (Scheme::Entry::changes).
+/// Returns tensor `index` of an entry: a parameter, or the tensor that follows from it (SchemeEntry::changes).
 const ModelParameter& RankRules::tensor(const WrittenNames::Entry& entry, std::size_t index) {
   const ModelParameter& own = parameter(entry.tensors[index]);
-  const Scheme::Entry& rule = *entry.rule;
+  const SchemeEntry& rule = *entry.rule;
   if (rule.changes.empty()) return own;
-  const Scheme::Change& listed = rule.changes[index % rule.changes.size()];
+  const SchemeEntry::Change& listed = rule.changes[index % rule.changes.size()];
   ValueChange change = listed.values;
   const std::uint32_t parts = has_experts(rule) ? found_share(shares_.experts, rule).parts : share_of(entry).parts;
   if (change.divisor == 0) change.divisor = parts;
@@ -153,7 +158,7 @@ const ModelParameter& RankRules::tensor(const WrittenNames::Entry& entry, std::s
   return made;
 }
 
-const PaddedShapes& RankRules::padded_shapes(const Scheme::Entry& rule) const {
+const PaddedShapes& RankRules::padded_shapes(const SchemeEntry& rule) const {
   return has_experts(rule) ? found_share(shares_.experts, rule).padded_shapes
                            : found_share(shares_.usual, rule).padded_shapes;
 }
@@ -167,16 +172,17 @@ Dims RankRules::padded_shape(const ModelParameter& tensor, const PaddedShapes& s
 }
 
 /// Returns the size to which a dim that ranks split is padded.
-std::uint64_t RankRules::padded_size(const Scheme::Entry& rule, const ModelParameter& tensor, std::uint32_t dim) const {
+std::uint64_t RankRules::padded_size(const SchemeEntry& rule, const ModelParameter& tensor, std::uint32_t dim) const {
   const RankShare& share = found_share(shares_.usual, rule);
   ModelParameter sized = tensor;
   sized.shape = padded_shape(tensor, share.padded_shapes);
   const std::uint64_t size = dim == tensor.split_dim ? shares_.padded(sized, share.parts)
                                                      : rounded_up(sized.shape[dim], std::uint64_t{share.parts});
-  if (rule.multiple > kMostRows)
-    throw Error(ErrorKind::kUsage, fmt::format("a multiple of {} rows is more than any matrix has", rule.multiple))
+  if (rule.ranks.multiple > kMostRows)
+    throw Error(ErrorKind::kUsage,
+                fmt::format("a multiple of {} rows is more than any matrix has", rule.ranks.multiple))
         .tensor(tensor.name);
-  return rule.multiple == 1 ? size : rounded_up(size, std::lcm(rule.multiple, std::uint64_t{share.parts}));
+  return rule.ranks.multiple == 1 ? size : rounded_up(size, std::lcm(rule.ranks.multiple, std::uint64_t{share.parts}));
 }
 
 /// Counts the chunks of a table with `each` for each rank, which padding can make any number.
@@ -190,7 +196,7 @@ void RankRules::count_chunks(const std::string& parameter, std::uint64_t each, s
 }
 
 /// Pads the dims that ranks have whole.
-void RankRules::pad(const Scheme::Entry& rule, PartitionRule& made) {
+void RankRules::pad(const SchemeEntry& rule, PartitionRule& made) {
   const PaddedShapes& shapes = padded_shapes(rule);
   if (shapes == nullptr) return;
   for (PartitionRule::Part& part : made.parts) {
@@ -221,16 +227,16 @@ bool RankRules::is_held(const WrittenNames::Entry& entry, const HoldsName& holds
 
 const RankShare& RankRules::share_of(const WrittenNames::Entry& entry) const {
   if (const auto outside = shares_.usual.find(kOutsideLayers);
-      outside != shares_.usual.end() && entry.rule->share.empty() && !parameter(entry.tensors.front()).layer)
+      outside != shares_.usual.end() && entry.rule->ranks.share.empty() && !parameter(entry.tensors.front()).layer)
     return outside->second;
   return found_share(shares_.usual, *entry.rule);
 }
 
 RankRules::Added RankRules::add(const WrittenNames::Entry& entry) {
-  const Scheme::Entry& rule = *entry.rule;
+  const SchemeEntry& rule = *entry.rule;
   for (std::size_t t = 0; t < entry.tensors.size(); ++t) {
     const ModelParameter& one = tensor(entry, t);
-    const auto split = rule.split ? rule.split : one.split_dim;
+    const auto split = split_dim(rule, one);
     if (split && *split >= one.shape.size())
       throw Error(ErrorKind::kBadInput,
                   fmt::format("has {} dims, and \"split\" is {} ({})", one.shape.size(), *split, rule.where))
@@ -242,16 +248,16 @@ RankRules::Added RankRules::add(const WrittenNames::Entry& entry) {
     add_experts(entry);
     return added;
   }
-  if (!rule.heads.empty()) {
+  if (!rule.ranks.heads.empty()) {
     add_heads(entry);
     return added;
   }
-  const auto dim = rule.split ? rule.split : first.split_dim;
+  const auto dim = split_dim(rule, first);
   if (dim) {
     added.size = first.shape[*dim];
     added.padded = padded_size(rule, first, *dim);
   }
-  if (entry.tensors.size() == 1 && rule.share.empty() && share_of(entry).parts == ranks_) {
+  if (entry.tensors.size() == 1 && rule.ranks.share.empty() && share_of(entry).parts == ranks_) {
     finish(entry, rules_.add(first, entry.name, dim, added.padded));
     return added;
   }
@@ -271,7 +277,7 @@ RankRules::Added RankRules::add(const WrittenNames::Entry& entry) {
 
 void RankRules::finish(const WrittenNames::Entry& entry, PartitionRule& rule) {
   pad(*entry.rule, rule);
-  rule.kernel = entry.rule->kernel;
+  rule.kernel = entry.rule->ranks.kernel;
   std::vector<std::string> dims;
   for (const std::vector<std::string>& axes : entry.rule->parameter_dims) dims.push_back(axes.back());
   rule.file_dims = order_of(entry.rule->entry_dims, dims);
@@ -371,7 +377,7 @@ void RankRules::add_heads(const WrittenNames::Entry& entry) {
   std::uint32_t stack_dim = 0;
   for (std::size_t t = 0; t < entry.tensors.size(); ++t) {
     const ModelParameter& one = tensor(entry, t);
-    const auto dim = entry.rule->split ? entry.rule->split : one.split_dim;
+    const auto dim = split_dim(*entry.rule, one);
     parts.push_back({one.name});
     if (!dim) continue;
     stack_dim = *dim;
@@ -486,7 +492,7 @@ struct ExpertDims {
   bool has_own = false;            // experts are a dim of the parameters
 };
 
-ExpertDims expert_dims(const Scheme::Entry& rule) {
+ExpertDims expert_dims(const SchemeEntry& rule) {
   ExpertDims dims;
   for (const std::vector<std::string>& axes : rule.parameter_dims) {
     dims.has_own = dims.has_own || (axes.front() == kExpertAxis && axes.size() == 1);
@@ -535,7 +541,7 @@ PartitionRule::Part RankRules::part_of_expert(const ModelParameter& one, std::ui
 }
 
 void RankRules::add_experts(const WrittenNames::Entry& entry) {
-  const Scheme::Entry& rule = *entry.rule;
+  const SchemeEntry& rule = *entry.rule;
   const ExpertShare& share = found_share(shares_.experts, rule);
   const ModelParameter& first = parameter(entry.tensors.front());
   const std::size_t each = rule.parameters.size();
@@ -549,11 +555,11 @@ void RankRules::add_experts(const WrittenNames::Entry& entry) {
         throw Error(ErrorKind::kBadInput, fmt::format("has {} experts, and {} has {} ({})", one.experts, first.name,
                                                       first.experts, rule.where))
             .tensor(one.name);
-      const auto dim = rule.split ? rule.split : one.split_dim;
+      const auto dim = split_dim(rule, one);
       parts.push_back(dims.has_own ? part_with_experts(one, dim, share)
                                    : part_of_expert(one, expert, is_named, dim.value_or(dims.stack), !dim, share));
     }
-  const std::uint32_t dim = (rule.split ? rule.split : first.split_dim).value_or(0);
+  const std::uint32_t dim = split_dim(rule, first).value_or(0);
   const PartitionLabel label = each > 1                           ? PartitionLabel::kFused
                                : first.split_dim || !dims.has_own ? label_of(dim)
                                                                   : PartitionLabel::kReplicated;
@@ -561,12 +567,12 @@ void RankRules::add_experts(const WrittenNames::Entry& entry) {
   pad(rule, made);
   made.slice_dim = dims.slice;
   made.expert_parallel = share.groups > 1;
-  made.kernel = rule.kernel;
+  made.kernel = rule.ranks.kernel;
   made.file_dims = order_of(rule.entry_dims, dims.names);
 }
 
 void RankRules::add_mask(const WrittenNames::Entry& entry, const Added& to) {
-  const std::uint64_t parts = entry.constant->value == Scheme::Constant::Value::kMaskPart ? ranks_ : 1;
+  const std::uint64_t parts = entry.constant->value == SchemeEntry::Constant::Value::kMaskPart ? ranks_ : 1;
   count_chunks(entry.name, to.padded, 1);
   std::vector<std::vector<std::uint64_t>> values;
   for (std::uint64_t i = 0; i < to.padded; ++i) {
@@ -582,7 +588,7 @@ void RankRules::add_constant(const WrittenNames::Entry& entry, const Added& to) 
     for (std::uint32_t rank = 0; rank < ranks_; ++rank) all.push_back(values(rank));
     return all;
   };
-  using Value = Scheme::Constant::Value;
+  using Value = SchemeEntry::Constant::Value;
   const Value value = entry.constant->value;
   if (value == Value::kOne) return rules_.add_constant(entry.name, DType::kF32, {}, {{kOneF32}});
   if (value == Value::kRank) {

@@ -37,13 +37,13 @@ struct ExpertShare {
   PaddedShapes padded_shapes;  // null: all keep their shape
 };
 
-/// The ways in which a layout shares parameters, by Scheme::Entry::share.
+/// The ways in which a layout shares parameters, by SchemeEntry::share.
 struct RankShares {
   std::map<std::string, RankShare, std::less<>> usual;
   std::map<std::string, ExpertShare, std::less<>> experts;
   /// Returns the size that a parameter is padded to along its split dim.
   std::function<std::uint64_t(const ModelParameter& parameter, std::uint32_t parts)> padded;
-  DType dtype = DType::kBF16;  // of Scheme::Constant::Value::kMask
+  DType dtype = DType::kBF16;  // of SchemeEntry::Constant::Value::kMask
 };
 
 /// A word of RankShares::usual: how ranks share parameters outside the layers, and count themselves, if that is not the
@@ -58,7 +58,7 @@ struct HeadCounts {
 };
 
 /// Returns the numbers of heads of a model: those that the model declares, or else those that follow from the shapes of
-/// the entries with Scheme::Entry::heads.
+/// the entries with SchemeEntry::heads.
 HeadCounts head_counts(const Model& model, const WrittenNames& names);
 
 /// Creates the rules of a model's tensors on ranks from the entries of a scheme for ranks.
@@ -92,15 +92,15 @@ class RankRules {
   void add_experts(const WrittenNames::Entry& entry);
   void add_constant(const WrittenNames::Entry& entry, const Added& to);
   void finish(const WrittenNames::Entry& entry, PartitionRule& rule);
-  const PaddedShapes& padded_shapes(const Scheme::Entry& rule) const;
+  const PaddedShapes& padded_shapes(const SchemeEntry& rule) const;
   Dims padded_shape(const ModelParameter& tensor, const PaddedShapes& shapes) const;
-  std::uint64_t padded_size(const Scheme::Entry& rule, const ModelParameter& tensor, std::uint32_t dim) const;
-  void pad(const Scheme::Entry& rule, PartitionRule& made);
+  std::uint64_t padded_size(const SchemeEntry& rule, const ModelParameter& tensor, std::uint32_t dim) const;
+  void pad(const SchemeEntry& rule, PartitionRule& made);
   void add_mask(const WrittenNames::Entry& entry, const Added& to);
   const ModelParameter& parameter(const std::string& name) const { return *by_name_.at(name); }
   const ModelParameter& tensor(const WrittenNames::Entry& entry, std::size_t index);
   const RankShare& share_of(const WrittenNames::Entry& entry) const;
-  Table heads_table(const ModelParameter& parameter, const std::vector<Scheme::Heads>& roles, std::uint32_t dim,
+  Table heads_table(const ModelParameter& parameter, const std::vector<SchemeEntry::Heads>& roles, std::uint32_t dim,
                     const RankShare& share);
   Table even_table(const ModelParameter& parameter, std::uint32_t dim, std::uint64_t padded, const RankShare& share);
   struct ExpertPart;

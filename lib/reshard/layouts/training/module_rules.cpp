@@ -42,7 +42,7 @@ bool stacks_experts(const WrittenNames::Entry& entry) {
          (!entry.rule->is_plain() && entry.rule->entry_dims.size() > entry.rule->parameter_dims.size());
 }
 
-/// The setting of a program that Scheme::Entry::when may refer to, or a number of the model.
+/// The setting of a program that SchemeEntry::when may refer to, or a number of the model.
 Expression::Lookup settings_of(const Model& model, const OptionValues& form) {
   return [&model, &form](const std::string& key) -> ConfigValue {
     if (key == "rows_by_head") return has_rows_by_head(form);
@@ -70,7 +70,7 @@ bool has_module_name(std::string_view tensor) {
     std::unordered_set<std::string> names;
     for (const auto& scheme : builtin_schemes())
       for (const char* program : kModulePrograms)
-        for (const Scheme::Entry& entry : scheme->program == program ? scheme->entries : std::vector<Scheme::Entry>())
+        for (const SchemeEntry& entry : scheme->program == program ? scheme->entries : std::vector<SchemeEntry>())
           names.insert(entry.names.begin(), entry.names.end());
     return names;
   }();
@@ -115,7 +115,7 @@ HeadSlots ModuleRules::head_slots(const HeadCounts& heads, std::uint32_t tp) con
   spec.tp_size = tp;
   spec.replication = replication_of(form_);
   for (const WrittenNames::Entry& entry : names_.entries()) {
-    if (entry.rule->heads.empty()) continue;
+    if (entry.rule->ranks.heads.empty()) continue;
     const std::string problem = multiplier_problem(heads.query, heads.key_value, tp, spec.kv_size_multiplier);
     if (!problem.empty()) throw Error(ErrorKind::kUsage, problem).tensor(entry.tensors.front());
     break;
@@ -138,7 +138,8 @@ std::optional<AttentionReport> ModuleRules::attention(std::uint32_t tp) const {
 std::vector<PartitionRule> ModuleRules::rules(const Mesh& mesh) const {
   for (const ModelParameter& parameter : model_.parameters) {
     const WrittenNames::Entry* entry = names_.find(parameter.name).entry;
-    if (entry == nullptr || (entry->rule->is_padded && is_of_vocabulary(parameter)) || !entry->rule->heads.empty())
+    if (entry == nullptr || (entry->rule->is_padded && is_of_vocabulary(parameter)) ||
+        !entry->rule->ranks.heads.empty())
       continue;
     if (const auto problem = split_problem(parameter, mesh.tp))
       throw Error(ErrorKind::kUsage, *problem).tensor(parameter.name);
@@ -292,7 +293,7 @@ bool are_of_training(std::optional<DType> buffers, const OptionValues& form, con
   const ModuleRules rules(model, module_scheme(model, form), form);
   const auto& entries = rules.names().entries();
   return std::any_of(entries.begin(), entries.end(), [&](const WrittenNames::Entry& entry) {
-    const TensorEntry* tensor = entry.rule->heads.empty() ? nullptr : held.find(entry.name);
+    const TensorEntry* tensor = entry.rule->ranks.heads.empty() ? nullptr : held.find(entry.name);
     return tensor != nullptr && buffers == tensor->dtype;
   });
 }
@@ -384,7 +385,7 @@ void find_multiplier(OptionValues& form, const ShardedCheckpoint& shards, const 
       const TensorEntry* tensor = held.find(rule.stored_name);
       const WrittenNames::Entry* entry =
           rule.parts.empty() ? nullptr : modules.names().find(rule.parts.front().logical_name).entry;
-      const bool has_heads = tensor != nullptr && entry != nullptr && !entry->rule->heads.empty();
+      const bool has_heads = tensor != nullptr && entry != nullptr && !entry->rule->ranks.heads.empty();
       return has_heads && shapes.of(rule) != tensor->shape;
     }));
   });

@@ -172,7 +172,7 @@ struct Family {
   std::vector<std::string> float32_in_float16;
   /// How NxD Inference stores the family.
   struct Inference {
-    std::vector<Scheme::Entry> entries;  // those that differ from its built-in scheme's
+    std::vector<SchemeEntry> entries;  // those that differ from its built-in scheme's
     /// Keys of config.json whose sizes it pads, and the setting with each padded size.
     std::map<std::string, std::string> padded_sizes;
     /// Prefix of the names in the larger model whose language model it loads; empty: it loads none.
@@ -201,7 +201,7 @@ std::shared_ptr<const Family> builtin_family(std::string_view model_type);
 std::vector<std::shared_ptr<const Scheme>> builtin_schemes_for(const Family& family);
 
 /// Returns a built-in scheme restricted to `family`; null if it does not support the family. `settings` are those of
-/// the program (Scheme::Entry::when).
+/// the program (SchemeEntry::when).
 std::shared_ptr<const Scheme> builtin_scheme(std::string_view program, const Family& family,
                                              const Expression::Lookup& settings = {});
 

@@ -193,7 +193,7 @@ Family::Inference inference_at(const JsonObject& object) {
   const JsonObject described = object.object_at("nxd_inference");
   described.validate_keys({"entries", "padded_sizes", "prefix"});
   Family::Inference inference;
-  if (described.has("entries")) inference.entries = parse_rank_entries(described, "entries");
+  if (described.has("entries")) inference.entries = parse_entries(described, "entries", {}, true);
   if (described.has("prefix")) inference.prefix = described.string_at("prefix");
   if (!described.has("padded_sizes")) return inference;
   const JsonObject sizes = described.object_at("padded_sizes");
