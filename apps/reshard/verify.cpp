@@ -121,7 +121,7 @@ void validate_used(const VerifyArguments& arguments, const UsedOptions& used,
 
 /// Returns a note if --config was given and each side has its own config.json; otherwise none.
 Notes idle_config(const VerifyArguments& arguments, std::initializer_list<const Checkpoint*> sides) {
-  const auto takes_it = [](const Checkpoint* side) { return side->config_given; };
+  const auto takes_it = [](const Checkpoint* side) { return side->config.is_given; };
   if (!arguments.source.config || std::any_of(sides.begin(), sides.end(), takes_it)) return {};
   return Note{NoteKind::kNoEffect, fmt::format("`config` has no effect: {} own config.json",
                                                sides.size() == 1 ? "A has its" : "A and B both have their")};
@@ -309,7 +309,7 @@ void note_trainer_files(Files& files, Checkpoint& side) {
 
 /// Notes that tensors of `side` may be the other's under other names, or packed, if only the other's model is known.
 void note_unknown_model(Checkpoint& side, const Checkpoint& other) {
-  if (side.model || !side.adapters.empty() || !other.model || !side.config.empty()) return;
+  if (side.model || !side.adapters.empty() || !other.model || !side.config.path.empty()) return;
   const std::vector<LogicalTensor>& logical = side.map.logical;
   if (std::any_of(logical.begin(), logical.end(), [&](const LogicalTensor& tensor) {
         return !tensor.constant() && !other.map.find_logical(tensor.name);
@@ -320,10 +320,10 @@ void note_unknown_model(Checkpoint& side, const Checkpoint& other) {
 }
 
 /// Adds the tensors of adapters and further models to checkpoints of one layout. Other layouts have none.
-/// \throws Error kUsage if the checkpoints have them on other numbers of ranks; else as Checkpoint::read_unread.
+/// \throws Error kUsage if the checkpoints have them on other numbers of ranks; else as UnreadTensors::read.
 void add_unread(Checkpoint& a, Checkpoint& b) {
-  if (a.layout != b.layout || !a.read_unread || !b.read_unread) return;
-  SourceMap of_a = a.read_unread(), of_b = b.read_unread();
+  if (a.layout != b.layout || !a.unread.read || !b.unread.read) return;
+  SourceMap of_a = a.unread.read(), of_b = b.unread.read();
   if (of_a.logical.empty() && of_b.logical.empty()) return;
   if (!of_a.logical.empty() && !of_b.logical.empty() && a.mesh.tp != b.mesh.tp)
     throw Error(
@@ -334,7 +334,7 @@ void add_unread(Checkpoint& a, Checkpoint& b) {
         .in(a.path)
         .hint("set `fused-model` to target to compare the model alone");
   for (const auto& [side, unread] : {std::pair(&a, &of_a), std::pair(&b, &of_b)}) {
-    side->notes.remove(side->unread_notes);
+    side->notes.remove(side->unread.notes);
     side->notes.chosen(
         "adapters, drafts and Medusa's heads are compared as each rank stores them: `fused-model` target compares the "
         "model alone");

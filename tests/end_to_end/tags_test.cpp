@@ -221,7 +221,7 @@ TEST_CASE("What is wrong with the config.json that is given is an error, also wh
        {"no JSON", "broken.json", {.path = temp / "broken.json", .says = "JSON"}}});
   // Where one of its own goes before it, it is not even looked at.
   const ConfigChoice choice{temp / "nowhere", true};
-  CHECK_FALSE(read_checkpoint(checkpoint, {ConfigUse::kLenient, {}, {}, choice}).config_given);
+  CHECK_FALSE(read_checkpoint(checkpoint, {ConfigUse::kLenient, {}, {}, choice}).config.is_given);
 }
 
 TEST_CASE("A run's directory is converted, its dtype in a copy of the config.json that is given") {

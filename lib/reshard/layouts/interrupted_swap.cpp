@@ -147,7 +147,7 @@ Checkpoint read_unless_swapping(Files& files, const fs::path& path, const std::f
   }
   std::set<fs::path> used;
   for (const SourceFile& file : checkpoint.map.files) used.insert(file.path);
-  if (!checkpoint.config.empty()) used.insert(checkpoint.config);
+  if (!checkpoint.config.path.empty()) used.insert(checkpoint.config.path);
   std::set<fs::path> resolved_files;
   for (const fs::path& file : used)
     resolved_files.insert(files.resolve(files.absolute(file).parent_path()) / file.filename());

@@ -306,7 +306,7 @@ void note_shards_beside(Checkpoint& checkpoint, const FoundLayout& shards) {
 /// Notes problems that are errors in other commands: tensors of the model that are missing or have other shapes.
 void note_misfits(Checkpoint& checkpoint) {
   if (!checkpoint.model || !checkpoint.adapters.empty()) return;
-  const std::string config = checkpoint.config_given ? checkpoint.config.string() : kConfigFile;
+  const std::string config = checkpoint.config.is_given ? checkpoint.config.path.string() : kConfigFile;
   try {
     const auto besides = validate_trained_against_model(checkpoint.map, *checkpoint.model, checkpoint.path);
     if (!besides.empty() && !checkpoint.beside_model)
@@ -315,9 +315,9 @@ void note_misfits(Checkpoint& checkpoint) {
   } catch (const Error& error) {
     if (error.kind() == ErrorKind::kUnsupported)
       checkpoint.notes.mismatch(error.what()).in(error.path());
-    else if (checkpoint.config_given)
+    else if (checkpoint.config.is_given)
       checkpoint.notes.mismatch(fmt::format("{} seems to belong to another model: {}", config, error.what()))
-          .in(checkpoint.config);
+          .in(checkpoint.config.path);
     else
       checkpoint.notes
           .mismatch(fmt::format(

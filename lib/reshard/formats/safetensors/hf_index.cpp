@@ -148,12 +148,12 @@ std::string recounted_metadata(const std::string& metadata, std::uint64_t before
   return json_text(json);
 }
 
-std::string read_kept_index_metadata(Files& files, const fs::path& directory) {
+IndexMetadata read_kept_index_metadata(Files& files, const fs::path& directory) {
   const fs::path path = directory / kKeptIndexMetadataFile;
   if (!files.exists(path)) return {};
   const Json json = read_json_file(files, path, kMaxIndexBytes, JsonDialect::kPython);
   const JsonObject object(json, path);  // validates that it is an object
-  return json_text(json);
+  return {json_text(json), path};
 }
 
 std::string kept_index_metadata_text(const std::string& metadata) {

@@ -53,9 +53,15 @@ std::string hf_index_text(const HfIndex& index);
 ///                unknown and it is removed.
 std::string recounted_metadata(const std::string& metadata, std::uint64_t before, std::uint64_t after);
 
-/// Returns HfIndex::metadata as kept next to shards in `directory`; empty if none was kept.
+/// HfIndex::metadata and the file that contains it.
+struct IndexMetadata {
+  std::string text;            // empty if there is none
+  std::filesystem::path file;  // empty like `text`
+};
+
+/// Returns the metadata that was kept next to shards in `directory`, if any.
 /// \throws Error kBadInput, naming the file, if it is not a JSON object.
-std::string read_kept_index_metadata(Files& files, const std::filesystem::path& directory);
+IndexMetadata read_kept_index_metadata(Files& files, const std::filesystem::path& directory);
 /// Returns the text of kKeptIndexMetadataFile.
 std::string kept_index_metadata_text(const std::string& metadata);
 

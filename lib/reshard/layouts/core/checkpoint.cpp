@@ -66,14 +66,14 @@ void note_foreign_prefix(Checkpoint& checkpoint) {
 void find_config(Files& files, Checkpoint& checkpoint, const ConfigChoice& choice) {
   const bool looks_at_own = choice.path.empty() || choice.where_missing;
   const auto own = looks_at_own ? find_model_config(files, checkpoint.directory) : std::nullopt;
-  checkpoint.config_given = !choice.path.empty() && !own;
-  if (checkpoint.config_given && files.is_directory(choice.path))
-    checkpoint.config = find_model_config(files, choice.path).value_or(choice.path / kConfigFile);
-  else if (checkpoint.config_given)
-    checkpoint.config = choice.path;
+  checkpoint.config.is_given = !choice.path.empty() && !own;
+  if (checkpoint.config.is_given && files.is_directory(choice.path))
+    checkpoint.config.path = find_model_config(files, choice.path).value_or(choice.path / kConfigFile);
+  else if (checkpoint.config.is_given)
+    checkpoint.config.path = choice.path;
   else if (own)
-    checkpoint.config = *own;
-  if (checkpoint.config_given && !files.exists(checkpoint.config))
+    checkpoint.config.path = *own;
+  if (checkpoint.config.is_given && !files.exists(checkpoint.config.path))
     throw Error(ErrorKind::kBadInput,
                 files.is_directory(choice.path) ? "contains no config.json" : "no such file or directory")
         .in(choice.path)
@@ -81,25 +81,25 @@ void find_config(Files& files, Checkpoint& checkpoint, const ConfigChoice& choic
 }
 
 const ModelConfig& read_config(Files& files, Checkpoint& checkpoint) {
-  if (!checkpoint.config_read)
-    checkpoint.config_read = checkpoint.config.empty() ? read_model_config(files, checkpoint.directory)
-                                                       : read_model_config_file(files, checkpoint.config);
-  return *checkpoint.config_read;
+  if (!checkpoint.config.content)
+    checkpoint.config.content = checkpoint.config.path.empty() ? read_model_config(files, checkpoint.directory)
+                                                               : read_model_config_file(files, checkpoint.config.path);
+  return *checkpoint.config.content;
 }
 
 void change_config(Checkpoint& checkpoint, ConfigChange change) {
-  Json json = *checkpoint.config_read->json;
+  Json json = *checkpoint.config.content->json;
   apply_change(change, json);
-  checkpoint.config_read->json = std::make_shared<const Json>(std::move(json));
-  checkpoint.config_changes.push_back(std::move(change));
+  checkpoint.config.content->json = std::make_shared<const Json>(std::move(json));
+  checkpoint.config.changes.push_back(std::move(change));
 }
 
 void read_model(Files& files, Checkpoint& checkpoint, const ReadContext& context,
                 const std::unordered_set<std::string_view>& names, const PlannedModel& planned) {
   const FamilySpec& spec = context.family;
   const ConfigUse use = context.use;
-  const bool is_described = checkpoint.config.empty() && describes_model(spec);
-  if (use != ConfigUse::kNeeded && checkpoint.config.empty() && !is_described) {
+  const bool is_described = checkpoint.config.path.empty() && describes_model(spec);
+  if (use != ConfigUse::kNeeded && checkpoint.config.path.empty() && !is_described) {
     if (use != ConfigUse::kLenient && checkpoint.has_ranks())
       checkpoint.notes
           .missing("there is no config.json in " + checkpoint.directory.string() +
@@ -144,7 +144,7 @@ void read_model(Files& files, Checkpoint& checkpoint, const ReadContext& context
                      ? "config.json lacks a value that this family needs: choose another `family`, or fix config.json"
                  : is_described ? "correct the description, or set `config` to the model's config.json"
                                 : "`spec` and config.json do not match: correct one of them");
-    if (use != ConfigUse::kLenient || checkpoint.config_given || is_described) throw;
+    if (use != ConfigUse::kLenient || checkpoint.config.is_given || is_described) throw;
     checkpoint.notes.mismatch(error.what()).in(error.path());
   }
 }
@@ -166,11 +166,11 @@ std::string hint_for_model(const Checkpoint& checkpoint) {
     return fmt::format(
         "{} has the unknown model_type \"{}\": choose a built-in family with `family`, or give a description with "
         "`spec`",
-        checkpoint.config.string(), printable(model_type));
+        checkpoint.config.path.string(), printable(model_type));
   if (checkpoint.language_model.config.json)
     return fmt::format(
         "{} has no \"model_type\": choose a built-in family with `family`, or give a description with `spec`",
-        checkpoint.config.string());
+        checkpoint.config.path.string());
   return "copy the model's config.json into " + checkpoint.directory.string() +
          ", or set `config` to its path; without one, describe the model with `spec`";
 }
@@ -183,7 +183,7 @@ void recognise_quantization(Files& files, Checkpoint& checkpoint, std::vector<Co
     for (const TensorEntry& tensor : file.tensors) evidence.add(tensor.name, tensor.dtype, tensor.shape);
   if (!evidence.may_be_quantized()) return;
   const LanguageModel model =
-      checkpoint.config.empty() ? LanguageModel() : trained_language_model(files, checkpoint, context);
+      checkpoint.config.path.empty() ? LanguageModel() : trained_language_model(files, checkpoint, context);
   std::shared_ptr<const Json> quantization;
   try {
     quantization = evidence.config(model.family ? model.family->model_type : std::string());

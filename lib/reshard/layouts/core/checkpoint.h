@@ -44,20 +44,33 @@ struct BesideModel {
   bool empty() const { return optimizer.tensors == 0 && other.tensors == 0 && files == 0; }
 };
 
+/// The config.json of a checkpoint.
+struct CheckpointConfig {
+  std::filesystem::path path;          // empty if it was not found
+  bool is_given = false;               // `path` comes from ConfigChoice
+  std::optional<ModelConfig> content;  // set by read_config
+  std::vector<ConfigChange> changes;   // which the tensors show, in addition to whether embeddings are tied
+};
+
+/// Tensors of adapters and further models that the map of a checkpoint lacks.
+struct UnreadTensors {
+  /// Reads the tensors as each file contains them. Null if the layout explains all tensors, or if the options choose a
+  /// model.
+  std::function<SourceMap()> read;
+  Notes notes;  // those of Checkpoint::notes on such tensors
+};
+
 /// A checkpoint on disk: a file of tensors, or a directory of some layout. PEFT's directory of an adapter is
 /// represented by its only weights file.
 struct Checkpoint {
-  const Layout* layout = nullptr;            // null for a single file
-  Format format = Format::kSafetensors;      // format of its first file
-  std::filesystem::path path;                // the file, the model's directory, or the shards folder
-  std::filesystem::path directory;           // the checkpoint's directory, which may contain config.json
-  std::filesystem::path config;              // the config.json that was read; empty if not found
-  bool config_given = false;                 // `config` comes from ConfigChoice
-  std::optional<ModelConfig> config_read;    // set by read_config
-  std::vector<ConfigChange> config_changes;  // which the tensors show, in addition to whether embeddings are tied
-  std::string model_type;                    // empty if unknown
-  std::optional<Model> model;                // from a known family, or from the plan in config.json
-  LanguageModel language_model;              // source of `model`; has no family if none is known
+  const Layout* layout = nullptr;        // null for a single file
+  Format format = Format::kSafetensors;  // format of its first file
+  std::filesystem::path path;            // the file, the model's directory, or the shards folder
+  std::filesystem::path directory;       // the checkpoint's directory, which may contain config.json
+  CheckpointConfig config;
+  std::string model_type;        // empty if unknown
+  std::optional<Model> model;    // from a known family, or from the plan in config.json
+  LanguageModel language_model;  // source of `model`; has no family if none is known
   SourceMap map;
   TrainingStates states;       // only if ReadContext::reads_states
   bool leaves_states = false;  // has states that were not read
@@ -75,17 +88,13 @@ struct Checkpoint {
   std::vector<std::pair<std::string, std::string>> file_metadata;  // metadata of a single file
   /// Name of the weights file without its ending if its program looks for that name, as Diffusers does; else empty.
   std::string weights_stem{};
-  std::string index_metadata;                 // HfIndex::metadata
-  std::filesystem::path index_metadata_file;  // file that contains this metadata; may be empty
-  std::vector<Adapter> adapters;              // adapters that it consists of; empty for a model or a single file
+  IndexMetadata index_metadata;
+  std::vector<Adapter> adapters;  // adapters that it consists of; empty for a model or a single file
   Notes notes;
   /// Why the partition of its ranks is unknown. Only with ConfigUse::kLenient: `map` then has the tensors of each rank as
   /// they are stored, which suffices to show them.
   std::optional<Error> unexplained;
-  /// Reads the tensors that `map` lacks, of adapters and further models, as each file contains them. Null if the layout
-  /// explains all tensors, or if the options choose a model.
-  std::function<SourceMap()> read_unread;
-  Notes unread_notes;  // those of `notes` on such tensors
+  UnreadTensors unread;
 
   bool has_ranks() const { return layout != nullptr && layout->traits().has_ranks(); }
   /// Whether its ranks form a mesh, which a target may adopt.

@@ -18,6 +18,7 @@
 #include "reshard/base/error.h"
 #include "reshard/base/note.h"
 #include "reshard/formats/common/format.h"
+#include "reshard/formats/safetensors/hf_index.h"
 #include "reshard/io/files.h"
 #include "reshard/layouts/core/attention_report.h"
 #include "reshard/layouts/map/tensor_map.h"
@@ -178,10 +179,9 @@ struct TargetRequest {
 struct TargetContext {
   const Model* model = nullptr;  // borrowed; never null for a layout of ranks
   std::span<const LogicalTensor> logical;
-  std::string index_metadata;                 // HfIndex::metadata of the source
-  std::filesystem::path index_metadata_file;  // file that contains this metadata; may be empty
-  const TrainingStates* states = nullptr;     // borrowed; null if the source has none or the layout does not write them
-  std::optional<std::uint32_t> source_dp{};   // number of data-parallel ranks that share the source's states
+  IndexMetadata index_metadata{};            // of the source
+  const TrainingStates* states = nullptr;    // borrowed; null if the source has none or the layout does not write them
+  std::optional<std::uint32_t> source_dp{};  // number of data-parallel ranks that share the source's states
   /// How the source's ranks are partitioned; the defaults if it has whole tensors. Training layouts keep this unless
   /// their trainers cannot load it or an option overrides it.
   PartitionOptions source_partition{};

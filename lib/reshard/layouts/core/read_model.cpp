@@ -73,7 +73,7 @@ void leave_out_quantization(Files& files, Checkpoint& checkpoint, const std::vec
     if (!is_plain || is_quantized_tensor(tensor.name)) return;
     evidence.add(tensor.name, dtype, tensor.shape);
   }
-  if (checkpoint.config.empty() || evidence.may_be_quantized()) return;
+  if (checkpoint.config.path.empty() || evidence.may_be_quantized()) return;
   try {
     const ModelConfig& config = read_config(files, checkpoint);
     if (!config.json->is_object() || !config.json->contains(kKey) || config.json->at(kKey).is_null()) return;
@@ -107,7 +107,7 @@ fs::path trained_directory(Files& files, const fs::path& folder) {
 
 LanguageModel trained_language_model(Files& files, Checkpoint& checkpoint, const ReadContext& context) {
   LanguageModel model;
-  if (checkpoint.config.empty()) {
+  if (checkpoint.config.path.empty()) {
     model.family = context.family;
     return model;
   }
@@ -122,7 +122,7 @@ LanguageModel trained_language_model(Files& files, Checkpoint& checkpoint, const
 
 void take_vocabulary(Files& files, Checkpoint& checkpoint, const ReadContext& context,
                      const std::vector<WholeTensor>& tensors, const std::unordered_set<std::string_view>& names) {
-  if (checkpoint.config.empty()) return;
+  if (checkpoint.config.path.empty()) return;
   const LanguageModel model = trained_language_model(files, checkpoint, context);
   const Json* const size = model.family ? find_key(*model.config.json, kVocabularyKey) : nullptr;
   if (size == nullptr || !size->is_number_unsigned()) return;

@@ -187,8 +187,6 @@ class DcpLayout final : public Layout {
     checkpoint.directory = found.directory;
     find_config(files, checkpoint, context.config);
     checkpoint.index_metadata = read_kept_index_metadata(files, checkpoint.directory);
-    if (!checkpoint.index_metadata.empty())
-      checkpoint.index_metadata_file = checkpoint.directory / kKeptIndexMetadataFile;
     LanguageModel described;
     KnownModel known = known_model(files, checkpoint, context, described);
     if (context.reads_states()) known.rename = nullptr;  // states have their parameters' names: both are renamed later

@@ -195,7 +195,7 @@ void validate_known(Files& files, Checkpoint& checkpoint, const ReadContext& con
 /// the families that match.
 Checkpoint read_of_family(Files& files, Checkpoint checkpoint, const std::vector<Container>& containers,
                           const ReadContext& context) {
-  const fs::path config = checkpoint.config;
+  const fs::path config = checkpoint.config.path;
   if (context.use != ConfigUse::kNeeded || context.family || config.empty())
     return read_whole_files(files, std::move(checkpoint), containers, context);
   const auto fitting = [&files, config, directory = checkpoint.path] {
@@ -231,7 +231,7 @@ class HfLayout final : public Layout {
     if (context.use == ConfigUse::kNeeded)
       validate_known(files, checkpoint, context);  // reported before missing weights
     const auto names = hf_names_in(files, found.path);
-    const bool is_described = !checkpoint.config.empty() || describes_model(context.family);
+    const bool is_described = !checkpoint.config.path.empty() || describes_model(context.family);
     const bool is_adapter = files.exists(found.path / kAdapterConfigFile);
     const auto lone = names || is_adapter || !is_described ? std::nullopt : only_weights_file(files, found.path);
     if (const auto name = names ? std::optional(names->whole) : lone) checkpoint.weights_stem = diffusers_stem(*name);
@@ -247,14 +247,13 @@ class HfLayout final : public Layout {
     } else {
       containers = read_hf_checkpoint(files, found.path, &report, known);
     }
-    checkpoint.index_metadata = std::move(report.metadata);
+    if (!report.metadata.empty()) checkpoint.index_metadata = {std::move(report.metadata), found.path / names->index};
     checkpoint.old_names = std::move(report.old_names);
     checkpoint.notes.add(report.notes);
     // When files are copied, the note on skipped files also names these.
     if (context.use == ConfigUse::kLenient && !report.unlisted.empty())
       checkpoint.notes.left_out(
           fmt::format("left out, as {} does not name them: {}", names->index, list_names(report.unlisted)));
-    if (!checkpoint.index_metadata.empty()) checkpoint.index_metadata_file = found.path / names->index;
     recognise_quantization(files, checkpoint, containers, context);
     return read_of_family(files, std::move(checkpoint), containers, context);
   }
@@ -272,8 +271,8 @@ class HfLayout final : public Layout {
           "not load them, and some versions initialise them randomly without an error");
     if (plan.map.files.size() > 1) {
       HfIndex index = index_of(plan.map);
-      index.metadata = context.index_metadata;
-      plan.text_files.push_back({hf_index_name(format, stem), hf_index_text(index), context.index_metadata_file});
+      index.metadata = context.index_metadata.text;
+      plan.text_files.push_back({hf_index_name(format, stem), hf_index_text(index), context.index_metadata.file});
     }
     return plan;
   }

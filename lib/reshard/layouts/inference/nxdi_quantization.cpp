@@ -300,7 +300,7 @@ void recognise_rank_quantization(const ShardedCheckpoint& shards, Checkpoint& ch
   if (found == nullptr && checkpoint.model->quant_method.empty()) return;
   set_quantization(checkpoint, found == nullptr ? Json() : *found);
   create_model(checkpoint, {});
-  checkpoint.config_changes.push_back(quantization_change(found));
+  checkpoint.config.changes.push_back(quantization_change(found));
 }
 
 std::set<std::string> add_scales_in_files(ShardedCheckpoint& shards, Checkpoint& checkpoint, const WrittenNames& names,

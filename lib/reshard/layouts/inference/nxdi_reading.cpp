@@ -326,15 +326,15 @@ void explain_nxdi(Files& files, const OptionValues& options, ShardedCheckpoint& 
   const std::vector<Container> all = shards.files.front();
   const Notes noted = checkpoint.notes;
   select_model(options, shards, checkpoint);
-  checkpoint.unread_notes = checkpoint.notes;
-  checkpoint.unread_notes.remove(noted);
+  checkpoint.unread.notes = checkpoint.notes;
+  checkpoint.unread.notes.remove(noted);
   recognise_rank_quantization(shards, checkpoint);
   set_prefixed_model(checkpoint);
   const Model& model = *checkpoint.model;
   validate_named(model);
   // The settings of a draft are not those of its target.
   const bool is_draft = options.choice(kFusedModel) != kFusedModel.default_value;
-  if (is_draft && !checkpoint.config_given)
+  if (is_draft && !checkpoint.config.is_given)
     throw Error(ErrorKind::kUsage, fmt::format("`{}` {}: the draft has a configuration of its own", kFusedModel.name,
                                                options.choice(kFusedModel)))
         .in(checkpoint.path)
@@ -355,7 +355,7 @@ void explain_nxdi(Files& files, const OptionValues& options, ShardedCheckpoint& 
         .hint("copy the neuron_config.json of the compiled model next to the folder with the weights");
   const std::set<std::string> left_out = add_scales_in_files(shards, checkpoint, nxdi_names(model, form), declared);
   if (!options.has(kFusedModel.name))
-    checkpoint.read_unread = [&files, folder = shards.folder.path, rest = rest_of(all, shards.files.front())] {
+    checkpoint.unread.read = [&files, folder = shards.folder.path, rest = rest_of(all, shards.files.front())] {
       return read_unread_tensors(files, folder, rest);
     };
   std::vector<PartitionRule>& rules = shards.rules.emplace_back(read_rules(shards, model, form, holds));

@@ -432,7 +432,7 @@ std::vector<std::vector<std::string>> name_entries(const OptimizerFiles& files, 
     return names_of_entries(files, parameters, chosen_group_rule(options),
                             checkpoint.model ? checkpoint.model->family->model_type : checkpoint.model_type);
   } catch (Error& error) {
-    if (error.kind() == ErrorKind::kBadInput && !checkpoint.model && checkpoint.config.empty())
+    if (error.kind() == ErrorKind::kBadInput && !checkpoint.model && checkpoint.config.path.empty())
       error.hint(
           "set `config` to the model's config.json: without it, tied parameters and buffers cannot be identified");
     throw;

@@ -137,10 +137,10 @@ Checkpoint read_sharded_adapter(Files& files, const AdapterFolder& folder, const
   checkpoint.directory = folder.shards.directory;
   // The base model's config.json does not describe the shards, but is needed to convert them to other ranks.
   if (!context.config.path.empty() && !context.config.where_missing) find_config(files, checkpoint, context.config);
-  if (checkpoint.config_given && context.use == ConfigUse::kLenient)
+  if (checkpoint.config.is_given && context.use == ConfigUse::kLenient)
     checkpoint.notes
-        .no_effect(checkpoint.config.string() + " is ignored: the metadata of an adapter defines its partition")
-        .in(checkpoint.config);
+        .no_effect(checkpoint.config.path.string() + " is ignored: the metadata of an adapter defines its partition")
+        .in(checkpoint.config.path);
   const std::string name = name_in_metadata(files, folder, metadata);
   ShardedCheckpoint shards = read_sharded_checkpoint(files, folder.shards, name, &metadata);
   const std::vector<FusedLayer> fused = adapted_layers(shards);
@@ -165,7 +165,6 @@ Checkpoint join_adapters(const fs::path& path, std::vector<Checkpoint> checkpoin
   joint.format = checkpoints.front().format;
   joint.mesh = checkpoints.front().mesh;
   joint.config = checkpoints.front().config;
-  joint.config_given = checkpoints.front().config_given;
   joint.path = joint.directory = path;
   std::set<std::string> names;
   for (const Checkpoint& checkpoint : checkpoints) names.insert(checkpoint.adapters.front().name);

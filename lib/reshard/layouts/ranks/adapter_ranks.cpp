@@ -155,7 +155,7 @@ void validate_not_gathered(Files& files, const SourceMap& map) {
 
 /// Whether the model itself has adapters, as phi4mm has.
 bool has_own_adapters(Files& files, Checkpoint& checkpoint, const FamilySpec& spec) {
-  if (checkpoint.config.empty()) return false;
+  if (checkpoint.config.path.empty()) return false;
   const auto family = find_language_model(read_config(files, checkpoint), spec).family;
   return family && std::any_of(family->modules.begin(), family->modules.end(),
                                [](const Family::Module& module) { return lora_name(module.name).has_value(); });

@@ -458,8 +458,6 @@ Checkpoint read_ranks(Files& files, const FoundLayout& found, const ReadContext&
   checkpoint.mesh = {shards.tp, shards.pp, 1, shards.ep};
   checkpoint.notes = shards.warnings;
   checkpoint.index_metadata = read_kept_index_metadata(files, checkpoint.directory);
-  if (!checkpoint.index_metadata.empty())
-    checkpoint.index_metadata_file = checkpoint.directory / kKeptIndexMetadataFile;
   const bool inferred = shards.metadata.empty();
   if (inferred && checkpoint.layout->traits().holds_adapters()) choose_lora_part(files, context, shards, checkpoint);
   const bool is_adapter = !checkpoint.adapters.empty();

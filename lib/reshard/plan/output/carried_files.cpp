@@ -117,7 +117,8 @@ std::vector<fs::path> tokenizer_directories(Files& files, const Checkpoint& sour
       if (files.is_directory(directory)) all.push_back(std::move(directory));
   };
   if (is_step) add_trained();  // which may have added tokens
-  if (source.config_given) all.push_back(source.config.has_parent_path() ? source.config.parent_path() : fs::path("."));
+  if (source.config.is_given)
+    all.push_back(source.config.path.has_parent_path() ? source.config.path.parent_path() : fs::path("."));
   if (source.layout != nullptr) all.push_back(source.directory);
   if (source.beside_model) add_trained();
   std::vector<fs::path> unique;
@@ -133,7 +134,7 @@ void note_no_tokenizer(Carrier& carrier) {
   const std::vector<CopiedFile>& copied = carrier.carried.copied_files;
   const bool in_folder = std::any_of(
       copied.begin(), copied.end(), [](const CopiedFile& file) { return is_tokenizer(file.path.filename().string()); });
-  if ((!source.has_ranks() && source.layout != nullptr) || source.config.empty() || in_folder ||
+  if ((!source.has_ranks() && source.layout != nullptr) || source.config.path.empty() || in_folder ||
       !tokenizer_files(carrier.files, carrier.output_directory).empty())
     return;
   carrier.draft.source.notes.missing(
@@ -145,7 +146,7 @@ void note_no_tokenizer(Carrier& carrier) {
 bool is_above(Files& files, const fs::path& directory, const Checkpoint& source) {
   const bool is_outer = lies_inside(files.resolve(source.directory), files.resolve(directory));
   return is_outer && !files.is_same(directory, source.directory) &&
-         (source.config.empty() || !files.is_same(directory, directory_above(files, source.config)));
+         (source.config.path.empty() || !files.is_same(directory, directory_above(files, source.config.path)));
 }
 
 /// Adds a file unless there is one with its path.
@@ -196,11 +197,11 @@ void carry_tokenizer(Carrier& carrier, bool is_whole) {
 void carry_code(Carrier& carrier, CompanionFiles wanted) {
   Files& files = carrier.files;
   const Checkpoint& source = carrier.draft.source;
-  if (source.config.filename() != kConfigFile) return;
-  const fs::path directory = source.config.parent_path();
+  if (source.config.path.filename() != kConfigFile) return;
+  const fs::path directory = source.config.path.parent_path();
   if (files.is_same(directory, carrier.output_directory)) return;
   const ModelCode code = model_code(files, directory);
-  if (source.config_given && wanted != CompanionFiles::kNone && !files.is_same(directory, source.directory))
+  if (source.config.is_given && wanted != CompanionFiles::kNone && !files.is_same(directory, source.directory))
     for (const fs::path& file : code.files)
       replace_copy(carrier.carried.copied_files, {directory / file, file, files.size_bytes(directory / file)});
   const auto note = [&](const std::vector<fs::path>& paths, const char* what) {
@@ -251,12 +252,12 @@ bool carry_layers(Draft& draft, OrderedJson& config) {
 /// \throws Error kUsage if a config.json that is already in the output directory would have to be changed.
 void validate_config_stays(const Checkpoint& source) {
   std::vector<std::string> says;
-  for (const ConfigChange& change : source.config_changes) says.push_back(change.says);
+  for (const ConfigChange& change : source.config.changes) says.push_back(change.says);
   if (source.model && source.model->tied_by_files)
     says.push_back(fmt::format("\"{}\": {}", kTiedKey, *source.model->tied_by_files));
   if (says.empty()) return;
   throw Error(ErrorKind::kUsage, "is already in the output directory, but would have to say " + join(says, ", "))
-      .in(source.config)
+      .in(source.config.path)
       .hint("choose another output directory, or change it yourself");
 }
 
@@ -264,15 +265,15 @@ void validate_config_stays(const Checkpoint& source) {
 void carry_config(Carrier& carrier) {
   auto& [files, draft, output_directory, carried] = carrier;
   const Checkpoint& source = draft.source;
-  if (source.config.empty()) return;
-  if (is_in_place(files, source.config, output_directory)) return validate_config_stays(source);
-  OrderedJson config = read_compiled_config(files, source.config);
+  if (source.config.path.empty()) return;
+  if (is_in_place(files, source.config.path, output_directory)) return validate_config_stays(source);
+  OrderedJson config = read_compiled_config(files, source.config.path);
   bool is_new = !config.is_null();
   const bool sets_ties = source.model && source.model->tied_by_files;
   const bool is_plain = draft.was(Applied::Transform::kDequantize);
-  if (!is_new && (draft.config_dtype || draft.layers || sets_ties || is_plain || !source.config_changes.empty()))
-    config = read_ordered_config(files, source.config);
-  for (const ConfigChange& change : source.config_changes) {
+  if (!is_new && (draft.config_dtype || draft.layers || sets_ties || is_plain || !source.config.changes.empty()))
+    config = read_ordered_config(files, source.config.path);
+  for (const ConfigChange& change : source.config.changes) {
     apply_change(change, config);
     is_new = is_new || config.is_object();
   }
@@ -288,16 +289,16 @@ void carry_config(Carrier& carrier) {
     note(fmt::format("\"{}\": {}", kTiedKey, *source.model->tied_by_files));
   }
   std::set<std::string> said;  // a key may be in the language model's configuration, too
-  for (const ConfigChange& change : source.config_changes)
+  for (const ConfigChange& change : source.config.changes)
     if (is_applied(change, config) && said.insert(change.says).second) note(change.says);
   const auto is_config = [](const CopiedFile& file) { return file.path == kConfigFile; };
   const bool is_copied = std::any_of(carried.copied_files.begin(), carried.copied_files.end(), is_config);
-  if (!is_new && !source.config_given && is_copied) return;
+  if (!is_new && !source.config.is_given && is_copied) return;
   std::erase_if(carried.copied_files, is_config);
   if (is_new)
-    carried.text_files.push_back({kConfigFile, json_text(config, 2) + "\n", source.config});
+    carried.text_files.push_back({kConfigFile, json_text(config, 2) + "\n", source.config.path});
   else
-    carried.copied_files.push_back({source.config, kConfigFile, files.size_bytes(source.config)});
+    carried.copied_files.push_back({source.config.path, kConfigFile, files.size_bytes(source.config.path)});
 }
 
 /// Adds the other files in the directory of a PEFT adapter, such as README.md, and the tokenizer from there or from above

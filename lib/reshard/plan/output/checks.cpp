@@ -115,7 +115,7 @@ void validate_names(const Checkpoint& checkpoint, const Layout& target) {
               fmt::format("its tensors have {}'s names, and only the model's config.json defines the model's own names",
                           checkpoint.names_of))
       .in(checkpoint.path)
-      .hint(checkpoint.config.empty() ? "set `config` to the model's config.json" : hint_for_model(checkpoint));
+      .hint(checkpoint.config.path.empty() ? "set `config` to the model's config.json" : hint_for_model(checkpoint));
 }
 
 void note_states_left(Checkpoint& checkpoint, const Layout& target) {
@@ -169,7 +169,7 @@ void validate_adapters(const Request& request, Checkpoint& source) {
         .in(source.path)
         .hint("give the directory of one adapter");
   if (&layout == &whole_layout()) {
-    if (source.config_given && !source.model)
+    if (source.config.is_given && !source.model)
       throw Error(ErrorKind::kUsage, "`config` has no effect: a whole adapter does not depend on its base model")
           .in(source.path)
           .hint("leave out `config`");

@@ -55,7 +55,7 @@ void read_separate_config(Files& files, Adapter& adapter, Notes& notes) {
 
 bool has_base_model(const Request& request, const Checkpoint& source) {
   return (request.target.layout->traits().holds_adapters() || !request.target.role.empty()) &&
-         (!request.adapters.empty() || source.config_given || source.model);
+         (!request.adapters.empty() || source.config.is_given || source.model);
 }
 
 void read_adapter_configs(Files& files, const Request& request, Checkpoint& source) {
@@ -63,7 +63,7 @@ void read_adapter_configs(Files& files, const Request& request, Checkpoint& sour
   if (has_model) {
     const SourceRequest& base = request.source;
     const fs::path& of_base = base.config.empty() ? base.path : base.config;
-    const ModelConfig config = base_config(files, request.adapters.empty() ? source.config : of_base);
+    const ModelConfig config = base_config(files, request.adapters.empty() ? source.config.path : of_base);
     source.model_type = config.model_type;
     source.model = base_model(files, config, request.source.family, source.notes);
   } else if (request.target.layout->traits().holds_adapters()) {

@@ -30,7 +30,7 @@ void validate_shapes(Draft& draft, const Misfits& misfits) {
   const auto& [tensor, expected] = misfits.shapes.front();
   const std::string what = fmt::format("has the shape {}, but config.json asks for {}", to_string(tensor->shape),
                                        to_string(expected->shape));
-  if (draft.source.config_given || (draft.source.layout != nullptr && draft.source.layout != &whole_layout()))
+  if (draft.source.config.is_given || (draft.source.layout != nullptr && draft.source.layout != &whole_layout()))
     throw Error(ErrorKind::kBadInput, what)
         .in(draft.source.path)
         .tensor(tensor->name)
@@ -174,7 +174,7 @@ void validate_explained(Draft& draft, const Request& request) {
     throw Error(ErrorKind::kBadInput,
                 "has no config.json of a known family, which defines how the parameters are split")
         .in(source.directory)
-        .hint(source.config.empty() ? "set `config` to the model's config.json" : hint_for_model(source));
+        .hint(source.config.path.empty() ? "set `config` to the model's config.json" : hint_for_model(source));
   draft.model = renamed_model(draft, request.names, draft.wanted);
   untie_held(*draft.model, draft.wanted);
   try {

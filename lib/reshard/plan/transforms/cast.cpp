@@ -239,7 +239,7 @@ bool is_plain(DType dtype) {
 /// Casts floating-point tensors of 16 and 32 bits to the dtype of the model that they are written next to, or else in
 /// config.json, if the target's layout requires it, and notes it.
 void cast_to_config(Files& files, Draft& draft, const Layout& target, std::optional<DType> base_dtype) {
-  if (!target.traits().casts_to_config_dtype || (draft.source.config.empty() && !base_dtype)) return;
+  if (!target.traits().casts_to_config_dtype || (draft.source.config.path.empty() && !base_dtype)) return;
   const std::optional<DType> wanted = base_dtype ? base_dtype : config_dtype(read_config(files, draft.source));
   if (!wanted) return;
   std::size_t count = 0;
@@ -259,7 +259,7 @@ void cast_to_config(Files& files, Draft& draft, const Layout& target, std::optio
 /// program saved the checkpoint, only if all floats are. Also notes an invalid dtype in config.json.
 void note_config_dtype(Files& files, Draft& draft) {
   Checkpoint& source = draft.source;
-  if (source.config.empty() || !source.adapters.empty()) return;
+  if (source.config.path.empty() || !source.adapters.empty()) return;
   try {
     read_config(files, source);
   } catch (const Error& error) {  // next to a lone file, config.json need not be a model's
@@ -307,7 +307,7 @@ void cast(Files& files, Draft& draft, const Request& request, std::optional<DTyp
   for (const LogicalTensor& tensor : draft.wanted) before.push_back(tensor.dtype);
   draft.config_dtype = request.dtype;
   if (request.dtype) {
-    cast_to_request(draft, request, read_ordered_config(files, draft.source.config));
+    cast_to_request(draft, request, read_ordered_config(files, draft.source.config.path));
   } else {
     cast_to_model(draft);
     cast_to_config(files, draft, *request.target.layout, base_dtype);

@@ -177,8 +177,8 @@ void select(Draft& draft, const NameRules& rules) {
   if (renamed > 0) draft.transforms.push_back({Applied::Transform::kRename, renamed});
   if (!draft.dropped.empty()) {
     draft.transforms.push_back({Applied::Transform::kDrop, draft.dropped.size()});
-    draft.source.index_metadata =
-        recounted_metadata(draft.source.index_metadata, elems_of(map.logical), elems_of(draft.wanted));
+    std::string& metadata = draft.source.index_metadata.text;
+    metadata = recounted_metadata(metadata, elems_of(map.logical), elems_of(draft.wanted));
   }
   if (draft.layers) cut_model(draft.source, *draft.layers, draft.wanted);
   follow_model(draft);
