@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <iterator>
 #include <set>
+#include <span>
 #include <utility>
 
 #include "reshard/base/error.h"
@@ -188,7 +189,7 @@ namespace {
 
 /// Adds to the hint of an error that the compiled model has another model_type, if so.
 void hint_for_compiled(Files& files, const Draft& draft, const TargetRequest& request, Error& error) {
-  const std::optional<ModelConfig>& own = draft.source.config_read;
+  const std::optional<ModelConfig>& own = draft.source.config.content;
   if (request.compiled.empty() || !own || request.layout->joined_roles().count(request.role) > 0) return;
   if (!find_model_config(files, request.compiled)) return;
   const std::string compiled = read_model_config(files, request.compiled).model_type;
@@ -198,36 +199,21 @@ void hint_for_compiled(Files& files, const Draft& draft, const TargetRequest& re
                          printable(own->model_type)));
 }
 
-}  // namespace
-
-TargetPlan make_target(Files& files, Draft& draft, const TargetRequest& request, const fs::path& output_directory,
-                       std::vector<TargetPlan> joined) {
+/// Returns the target's plan as its layout makes it.
+TargetPlan layout_plan(Files& files, const Draft& draft, const TargetRequest& request,
+                       std::span<const std::shared_ptr<const FileMetadata>> metadata) {
   const Checkpoint& source = draft.source;
-  const LayoutTraits& traits = request.layout->traits();
-  const TrainingStates* const states = source.states_or_null();
-  const bool has_ids = states != nullptr && !states->has_names();
-  if (has_ids && !traits.writes_groups_alone())
-    throw Error(ErrorKind::kUsage,
-                fmt::format("`from-optimizer-groups` ids: layout {} has names instead of ids", traits.name))
-        .in(source.directory)
-        .hint("choose the rule by which parameters were grouped, or use the source's own layout");
-  if (source.layout == request.layout) note_other_form(draft, request.options);
-  const bool is_model = source.adapters.empty();
-  const std::vector<std::shared_ptr<const FileMetadata>> metadata = wanted_metadata(draft);
   const TargetContext context{.model = draft.model_or_null(),
                               .logical = draft.wanted,
                               .index_metadata = source.index_metadata,
-                              .index_metadata_file = source.index_metadata_file,
-                              .states = states,
+                              .states = source.states_or_null(),
                               .source_dp = source.mesh.dp,
                               .source_partition = kept_partition(source, request),
                               .metadata = metadata,
                               .weights_stem = source.weights_stem,
                               .adapters = source.adapters};
-  validate_request(request);
-  TargetPlan plan;
   try {
-    plan = is_model ? request.layout->plan(request, context) : plan_adapters(request, context);
+    return source.adapters.empty() ? request.layout->plan(request, context) : plan_adapters(request, context);
   } catch (Error& error) {  // a layout knows the tensor, but not where it is
     const bool is_of_source =
         error.kind() == ErrorKind::kBadInput || (error.kind() == ErrorKind::kUnsupported && !error.tensor().empty());
@@ -235,34 +221,69 @@ TargetPlan make_target(Files& files, Draft& draft, const TargetRequest& request,
     hint_for_compiled(files, draft, request, error);
     throw;
   }
+}
+
+/// Validates a plan against the files that are in the output directory or belong to the compiled model.
+/// \param is_first  whether no other model is in the same files.
+void validate_beside(Files& files, Draft& draft, const TargetRequest& request, const TargetPlan& plan,
+                     const fs::path& output_directory, bool is_first) {
+  if (!draft.source.adapters.empty()) return validate_beside_adapters(files, plan, output_directory);
+  if (is_first) {
+    validate_alone(files, draft, *request.layout, plan, output_directory);
+    request.layout->validate_beside(files, plan, output_directory);
+  }
+  if (!draft.model) return;
+  for (const fs::path& directory : {request.compiled, output_directory, directory_above(files, output_directory)})
+    if (!directory.empty()) request.layout->validate_compiled(files, plan, *draft.model, directory);
+}
+
+/// Takes the text files out of the map of a plan, and adds the index's metadata, which ranks keep in a file.
+void collect_text_files(TargetPlan& plan, const LayoutTraits& traits, const IndexMetadata& metadata) {
+  plan.text_files.insert(plan.text_files.begin(), std::move_iterator(plan.map.text_files.begin()),
+                         std::move_iterator(plan.map.text_files.end()));
+  plan.map.text_files.clear();
+  if (traits.has_ranks() && !metadata.text.empty() && plan.has_first_rank)  // by the first of several runs
+    plan.text_files.push_back({kKeptIndexMetadataFile, kept_index_metadata_text(metadata.text), metadata.file});
+}
+
+/// Adds the notes of a plan to those of the source.
+void add_notes(Draft& draft, const TargetRequest& request, const TargetPlan& plan) {
+  Notes& notes = draft.source.notes;
+  if (draft.model && draft.source.adapters.empty()) notes.add(idle_option_notes(request, *draft.model, plan));
+  notes.add(plan.notes);
+  if (plan.loaded_by.empty()) return;
+  const bool needs_names = draft.was(Applied::Transform::kRename) && !draft.layers;
+  notes.hint(plan.loaded_by +
+             (needs_names ? "; the model that loads them must have the names that `rename` gave" : ""));
+}
+
+}  // namespace
+
+TargetPlan make_target(Files& files, Draft& draft, const TargetRequest& request, const fs::path& output_directory,
+                       std::vector<TargetPlan> joined) {
+  const Checkpoint& source = draft.source;
+  const LayoutTraits& traits = request.layout->traits();
+  const bool has_ids = source.states_or_null() != nullptr && !source.states.has_names();
+  if (has_ids && !traits.writes_groups_alone())
+    throw Error(ErrorKind::kUsage,
+                fmt::format("`from-optimizer-groups` ids: layout {} has names instead of ids", traits.name))
+        .in(source.directory)
+        .hint("choose the rule by which parameters were grouped, or use the source's own layout");
+  if (source.layout == request.layout) note_other_form(draft, request.options);
+  const std::vector<std::shared_ptr<const FileMetadata>> metadata = wanted_metadata(draft);
+  validate_request(request);
+  TargetPlan plan = layout_plan(files, draft, request, metadata);
   plan.format = format_of(request);
   plan.role = request.role;
   validate_metadata(draft, traits, plan, metadata);
   join_plans(plan, std::move(joined));
-  const bool is_first = request.layout->joined_roles().count(request.role) == 0;
   if (has_ids) validate_same_ranks(source.map, plan.map);
-  if (!is_model) validate_beside_adapters(files, plan, output_directory);
-  if (is_model && is_first) {
-    validate_alone(files, draft, *request.layout, plan, output_directory);
-    request.layout->validate_beside(files, plan, output_directory);
-  }
-  if (is_model && draft.model) {
-    for (const fs::path& directory : {request.compiled, output_directory, directory_above(files, output_directory)})
-      if (!directory.empty()) request.layout->validate_compiled(files, plan, *draft.model, directory);
-  }
-  plan.text_files.insert(plan.text_files.begin(), std::move_iterator(plan.map.text_files.begin()),
-                         std::move_iterator(plan.map.text_files.end()));
-  plan.map.text_files.clear();
-  if (traits.has_ranks() && !source.index_metadata.empty() && plan.has_first_rank)  // by the first of several runs
-    plan.text_files.push_back(
-        {kKeptIndexMetadataFile, kept_index_metadata_text(source.index_metadata), source.index_metadata_file});
+  const bool is_model = source.adapters.empty();
+  const bool is_first = request.layout->joined_roles().count(request.role) == 0;
+  validate_beside(files, draft, request, plan, output_directory, is_first);
+  collect_text_files(plan, traits, source.index_metadata);
   if (traits.whole_folder && is_model) plan.whole_folders.insert(plan.whole_folders.begin(), traits.folder);
-  if (draft.model && is_model) draft.source.notes.add(idle_option_notes(request, *draft.model, plan));
-  draft.source.notes.add(plan.notes);
-  if (!plan.loaded_by.empty())
-    draft.source.notes.hint(plan.loaded_by + (draft.was(Applied::Transform::kRename) && !draft.layers
-                                                  ? "; the model that loads them must have the names that `rename` gave"
-                                                  : ""));
+  add_notes(draft, request, plan);
   install_derived(draft, std::move(plan.derived), plan.map);
   draft.dropped.insert(draft.dropped.end(), plan.without_place.begin(), plan.without_place.end());
   note_tied(draft, *request.layout);
