@@ -9,6 +9,13 @@
 //   request.output_directory = "shards";
 //   request.target.tp = 8;
 //   execute(*plan_shard(all_files(), request), RunOptions{});
+//
+//   const Checkpoint whole = read_checkpoint(all_files(), "Qwen3-8B", {});
+//   const Checkpoint shards = read_checkpoint(all_files(), "shards", {});
+//   const bool are_same = verify(whole.map, shards.map, VerifyOptions{}, RunOptions{}).same();
+//   const TensorDigest of_first = compute_digests(whole.map, {0}, RunOptions{}).front();
+//
+// docs/library.md has whole programs.
 #pragma once
 
 #include "reshard/engine/check/digests.h"          // compute_digests(map, …): SHA-256 of tensors, in any layout

@@ -18,3 +18,5 @@ cmake --build "$build"
   fail "the consumer of the installed package does not see the tensors of $model"
 (cd "$build" && ./custom_model) | grep -E '^model\.layers\.0\.mlp\.gate_up_proj\.weight +\[64, 64\]$' ||
   fail "the consumer of the installed package lays its model out otherwise"
+"$build/shard_and_verify" "$model" "$build/shards" | grep -E '^[0-9a-f]{64}  model\.norm\.weight$' ||
+  fail "the consumer of the installed package shards $model wrongly, or hashes it otherwise"
