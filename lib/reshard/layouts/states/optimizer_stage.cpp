@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <tuple>
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
@@ -105,12 +104,6 @@ std::span<const StateShard> OptimizerStage::of_rank(std::uint32_t rank) const {
       std::partition_point(shards.begin(), shards.end(), [&](const auto& one) { return one.rank < rank; });
   const auto end = std::partition_point(first, shards.end(), [&](const auto& one) { return one.rank == rank; });
   return {first, end};
-}
-
-void OptimizerStage::sort_shards() {
-  std::stable_sort(shards.begin(), shards.end(), [](const StateShard& a, const StateShard& b) {
-    return std::tie(a.rank, a.entry) < std::tie(b.rank, b.entry);
-  });
 }
 
 std::string OptimizerStage::name_of(std::uint32_t entry) const {

@@ -1,6 +1,7 @@
 // Optimizers as their files contain them: parameters by number or name, and each rank's rows of their states.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <optional>
@@ -69,7 +70,11 @@ struct OptimizerStage {
   /// Returns the shards of a rank.
   std::span<const StateShard> of_rank(std::uint32_t rank) const;
   /// Sorts shards that were added in another order.
-  void sort_shards();
+  void sort_shards() {
+    std::stable_sort(shards.begin(), shards.end(), [](const StateShard& a, const StateShard& b) {
+      return std::pair(a.rank, a.entry) < std::pair(b.rank, b.entry);
+    });
+  }
   /// Name of an entry in errors: its parameter's name, or "id 3", "id 0 of the experts".
   std::string name_of(std::uint32_t entry) const;
   /// Returns the first entry that has states, but no master weights; std::nullopt if all have some.
