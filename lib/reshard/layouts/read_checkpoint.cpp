@@ -28,7 +28,7 @@
 #include "reshard/layouts/layout_table.h"
 #include "reshard/layouts/lone_rank.h"
 #include "reshard/layouts/map/rank_record.h"
-#include "reshard/layouts/names/state_names.h"
+#include "reshard/layouts/names/wrappers.h"
 #include "reshard/layouts/peft/sharded_adapter.h"
 #include "reshard/layouts/ranks/rank_format.h"
 

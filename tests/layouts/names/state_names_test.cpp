@@ -17,6 +17,13 @@ std::vector<std::string> with_prefix(const std::string& prefix, std::vector<std:
   return names;
 }
 
+/// The model's names of all entries.
+std::vector<std::string> names_in(const StateNames& found) {
+  std::vector<std::string> names;
+  for (const NamedEntry& entry : found.entries) names.push_back(entry.name);
+  return names;
+}
+
 /// A family that has the names, and none.
 std::vector<const Family*> families() {
   return {builtin_family("llama").get(), nullptr};
@@ -27,7 +34,7 @@ StateNames check_model_first(const std::vector<std::string>& entries, const Fami
   StateNames found = find_state_names(entries, family);
   for (std::size_t i = 0; i < entries.size(); ++i) {
     CAPTURE(entries[i]);
-    CHECK(found.names[i] == (i < kModel.size() ? kModel[i] : ""));
+    CHECK(found.entries[i].name == (i < kModel.size() ? kModel[i] : ""));
   }
   return found;
 }
@@ -41,7 +48,7 @@ TEST_CASE("The model's names are found under any prefix, with and without a fami
     for (const Family* family : families()) {
       CAPTURE(prefix, family != nullptr);
       const StateNames found = find_state_names(with_prefix(prefix), family);
-      CHECK(found.names == kModel);
+      CHECK(names_in(found) == kModel);
       CHECK(found.fits);
       CHECK((found.prefix == prefix || !found.wrappers.empty()));
     }
@@ -56,7 +63,8 @@ TEST_CASE("All of every architecture is the model's under the prefixes that trai
     for (const char* prefix : {"", "model.", "app.model."}) {
       CAPTURE(name, prefix);
       const StateNames found = find_state_names(with_prefix(prefix, names), family.get());
-      CHECK(std::count(found.names.begin(), found.names.end(), "") == 0);
+      const std::vector<std::string> in_model = names_in(found);
+      CHECK(std::count(in_model.begin(), in_model.end(), "") == 0);
     }
   }
 }
@@ -66,9 +74,9 @@ TEST_CASE("Without a head, or without the base prefix, names stay as they are be
   std::vector<std::string> base;
   for (const std::string& name : tied) base.push_back(name.substr(6));
   for (const std::string prefix : {"", "model."})
-    CHECK(find_state_names(with_prefix(prefix, tied), nullptr).names == tied);
+    CHECK(names_in(find_state_names(with_prefix(prefix, tied), nullptr)) == tied);
   for (const std::string prefix : {"", "x."})
-    CHECK(find_state_names(with_prefix(prefix, base), builtin_family("llama").get()).names == base);
+    CHECK(names_in(find_state_names(with_prefix(prefix, base), builtin_family("llama").get())) == base);
 }
 
 TEST_CASE("Larger models keep all of their parts, under any prefix of a training program") {
@@ -85,7 +93,7 @@ TEST_CASE("Larger models keep all of their parts, under any prefix of a training
     for (const char* prefix : {"", "model.", "module.", "state_dict.model."})
       for (const Family* family : {builtin_family("qwen3").get(), static_cast<const Family*>(nullptr)}) {
         CAPTURE(model.front(), prefix, family != nullptr);
-        CHECK(find_state_names(with_prefix(prefix, model), family).names == model);
+        CHECK(names_in(find_state_names(with_prefix(prefix, model), family)) == model);
       }
 }
 
@@ -93,8 +101,8 @@ TEST_CASE("A model of which config.json says that it has several parts keeps all
   const std::vector<std::string> model{"speaker.model.layers.0.self_attn.q_proj.weight", "ear.conv.weight"};
   const auto family = builtin_family("qwen3");
   for (const char* prefix : {"", "model.", "state_dict.model."})
-    CHECK(find_state_names(with_prefix(prefix, model), {family.get(), true}).names == model);
-  CHECK(find_state_names(model, family.get()).names[1].empty());
+    CHECK(names_in(find_state_names(with_prefix(prefix, model), {family.get(), true})) == model);
+  CHECK(find_state_names(model, family.get()).entries[1].name.empty());
 
   std::vector<std::string> entries = with_prefix("app.model.");
   entries.emplace_back("app.seen_tokens");  // of the trainer
@@ -142,11 +150,11 @@ TEST_CASE("Objects of groups of parameters tell where the optimizer is, without 
   const std::vector<std::string> entries{"net.a.weight", "net.b.weight", "run.sgd.state.a.weight.sums"};
   const std::vector<std::string> objects{"run.sgd.param_groups.0.lr"};
   const StateNames alone = find_state_names(entries, nullptr);
-  CHECK(alone.names == entries);
+  CHECK(names_in(alone) == entries);
   const StateNames found = find_state_names(entries, nullptr, objects);
   CHECK(found.optimizer.has(objects[0]));
   CHECK(found.prefix == "net.");
-  CHECK(found.names == std::vector<std::string>{"a.weight", "b.weight", ""});
+  CHECK(names_in(found) == std::vector<std::string>{"a.weight", "b.weight", ""});
   CHECK(state_names_note(found) == "names of tensors are read without the prefix net., as in the optimizer");
 }
 
@@ -156,17 +164,17 @@ TEST_CASE("An optimizer that lies elsewhere says what the prefix of unknown name
   const StateNames found = find_state_names(entries, nullptr, beside);
   CHECK_FALSE(found.fits);
   CHECK(found.prefix == "model.");
-  CHECK(found.names == std::vector<std::string>{"a.weight", "b.weight", ""});
+  CHECK(names_in(found) == std::vector<std::string>{"a.weight", "b.weight", ""});
   CHECK(state_names_note(found) ==
         "names of tensors are read without the prefix model., as in the optimizer, and without _orig_mod");
-  CHECK(find_state_names(entries, nullptr).names ==
+  CHECK(names_in(find_state_names(entries, nullptr)) ==
         std::vector<std::string>{"model.a.weight", "model.b.weight", "step"});
 }
 
 TEST_CASE("A module that is called state is no optimizer") {
   const std::vector<std::string> entries{"state.model.a.weight", "state.model.b.exp_decay", "state.loop.inner.step",
                                          "enc.state.proj.bias"};
-  CHECK(find_state_names(entries, nullptr).names == entries);
+  CHECK(names_in(find_state_names(entries, nullptr)) == entries);
 }
 
 TEST_CASE("Names alone tell the optimizer where they are the usual ones") {
@@ -186,7 +194,7 @@ TEST_CASE("What wraps modules is taken out of names, wherever it stands") {
       "model._orig_mod.model.layers.0._fsdp_wrapped_module._checkpoint_wrapped_module.self_attn.q_proj.weight",
       "model._orig_mod.model.layers.1.mlp.down_proj.weight", "model.model.norm.weight", "model.lm_head.weight"};
   const StateNames found = find_state_names(entries, nullptr);
-  CHECK(found.names == kModel);
+  CHECK(names_in(found) == kModel);
   CHECK(found.prefix == "model.");
   CHECK(state_names_note(found) ==
         "names of tensors are read without the prefix model. and without _checkpoint_wrapped_module, "
@@ -194,41 +202,20 @@ TEST_CASE("What wraps modules is taken out of names, wherever it stands") {
   const std::vector<std::string> modules{
       "module.model.embed_tokens.weight", "module.model.layers.0.module.self_attn.q_proj.weight",
       "module.model.layers.1.module.mlp.down_proj.weight", "module.model.norm.weight", "module.lm_head.weight"};
-  CHECK(find_state_names(modules, nullptr).names == kModel);
-}
-
-TEST_CASE("A tensor whose name is the prefix of all others keeps it, and so do they") {
-  const auto names_of = [](const std::vector<std::string>& names) {
-    Container file;
-    for (const std::string& name : names) file.tensors.push_back({.name = name, .dtype = DType::kU8, .shape = {1}});
-    Notes notes;
-    take_out_wrappers({&file, 1}, {nullptr}, notes);
-    std::vector<std::string> left;
-    for (const TensorEntry& tensor : file.tensors) left.push_back(tensor.name);
-    return left;
-  };
-  std::vector<std::string> wrapped = with_prefix("policy.");
-  CHECK(names_of(wrapped) == kModel);
-  wrapped.emplace_back("policy.");
-  CHECK(names_of(wrapped) == wrapped);
-  std::vector<std::string> adapter = with_prefix("base_model.model.");  // that contains modules, too
-  adapter.emplace_back("base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight");
-  CHECK(names_of(adapter) == adapter);
-  adapter.emplace_back("base_model.model.model.layers.0.self_attn.q_proj.base_layer.weight");
-  CHECK(names_of(adapter) != adapter);  // a model with an adapter in it
+  CHECK(names_in(find_state_names(modules, nullptr)) == kModel);
 }
 
 TEST_CASE("Names of no family are kept, and so is what lies beside the model under its prefix") {
   const std::vector<std::string> strange{"a.b", "a.c", "optim.state.a.b.exp_avg"};
   const StateNames found = find_state_names(strange, nullptr);
-  CHECK(found.names == std::vector<std::string>{"a.b", "a.c", ""});
+  CHECK(names_in(found) == std::vector<std::string>{"a.b", "a.c", ""});
   CHECK_FALSE(found.fits);
   CHECK(state_names_note(found).empty());
   std::vector<std::string> entries = with_prefix("model.");
   entries.insert(entries.end(), {"model.extra.scale", "other.weight"});
   const StateNames beside = find_state_names(entries, nullptr);
-  CHECK(beside.names[kModel.size()] == "extra.scale");
-  CHECK(beside.names[kModel.size() + 1].empty());
+  CHECK(beside.entries[kModel.size()].name == "extra.scale");
+  CHECK(beside.entries[kModel.size() + 1].name.empty());
 }
 
 TEST_CASE("torchtitan's names become the model's, with their order, and without a family they stay") {
@@ -246,32 +233,33 @@ TEST_CASE("torchtitan's names become the model's, with their order, and without 
   const auto family = builtin_family("qwen3_moe");
   const StateNames found = find_state_names(titan, family.get());
   CHECK(found.program == "torchtitan");
-  CHECK(found.names ==
+  CHECK(names_in(found) ==
         std::vector<std::string>{"model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight",
                                  "model.layers.11.self_attn.k_proj.weight", "model.layers.0.self_attn.q_norm.weight",
                                  "model.layers.1.mlp.experts.*.down_proj.weight",
                                  "model.layers.1.mlp.experts.*.gate_proj.weight", "", "model.layers.1.mlp.gate.weight",
                                  "model.norm.weight", "lm_head.weight", ""});
-  CHECK(found.packed[1] == nullptr);
-  REQUIRE(found.packed[4] != nullptr);
-  CHECK(found.packed[4]->tensors({2}) == std::vector<std::string>{"model.layers.1.mlp.experts.0.down_proj.weight",
-                                                                  "model.layers.1.mlp.experts.1.down_proj.weight"});
-  CHECK(found.packed[7] == nullptr);
+  CHECK(found.entries[1].packed == nullptr);
+  REQUIRE(found.entries[4].packed != nullptr);
+  CHECK(found.entries[4].packed->tensors({2}) ==
+        std::vector<std::string>{"model.layers.1.mlp.experts.0.down_proj.weight",
+                                 "model.layers.1.mlp.experts.1.down_proj.weight"});
+  CHECK(found.entries[7].packed == nullptr);
   CHECK(state_names_note(found) == "replaced the names of torchtitan by the model's own");
 
   const StateNames llama = find_state_names(with_prefix("model.", titan), builtin_family("llama").get());
   CHECK(llama.prefix == "model.");
-  CHECK(llama.names[1] == "model.layers.0.self_attn.q_proj.weight");
-  REQUIRE(llama.packed[1] != nullptr);
-  CHECK(llama.packed[1]->tensors({}) == std::vector<std::string>{llama.names[1]});
-  CHECK(llama.packed[1]->rule->sizes.count("pair") == 1);
-  CHECK(llama.packed[2] != nullptr);
-  CHECK(llama.names[4] == "layers.1.moe.experts.w2");  // which no Llama has
+  CHECK(llama.entries[1].name == "model.layers.0.self_attn.q_proj.weight");
+  REQUIRE(llama.entries[1].packed != nullptr);
+  CHECK(llama.entries[1].packed->tensors({}) == std::vector<std::string>{llama.entries[1].name});
+  CHECK(llama.entries[1].packed->rule->sizes.count("pair") == 1);
+  CHECK(llama.entries[2].packed != nullptr);
+  CHECK(llama.entries[4].name == "layers.1.moe.experts.w2");  // which no Llama has
 
   const StateNames unknown = find_state_names(titan, nullptr);
   CHECK(unknown.program == "torchtitan");
   CHECK_FALSE(unknown.are_replaced);
-  CHECK(unknown.names[1] == titan[1]);
+  CHECK(unknown.entries[1].name == titan[1]);
   CHECK(state_names_note(unknown) ==
         "kept the names of torchtitan: with a config.json (`config`), they are replaced by the model's own");
 }
@@ -280,7 +268,7 @@ TEST_CASE("Names that are another program's by chance are a model's own") {
   const std::vector<std::string> entries{"norm.weight", "output.weight", "blocks.0.w", "blocks.1.w", "blocks.2.w"};
   const StateNames found = find_state_names(entries, nullptr);
   CHECK(found.program.empty());
-  CHECK(found.names == entries);
+  CHECK(names_in(found) == entries);
 }
 
 TEST_CASE("A prefix that the head lacks, or other words in place of the base model's, are taken off the body") {
@@ -308,7 +296,7 @@ TEST_CASE("A prefix that the head lacks, or other words in place of the base mod
       entries.push_back(row.head + head);
       names.emplace_back(head);
       const StateNames found = find_state_names(entries, family.get());
-      CHECK(found.names == names);
+      CHECK(names_in(found) == names);
       CHECK_THAT(state_names_note(found), Says(row.note));
     }
 }
@@ -323,8 +311,8 @@ TEST_CASE("Long prefixes are compared once with each name, however many words th
     entries.push_back(prefix.substr(0, prefix.size() / 2) + std::to_string(other) + ".weight");
   entries.push_back(prefix.substr(0, prefix.size() / 2) + "lm_head.weight");
   const StateNames found = find_state_names(entries, family.get());
-  CHECK(found.names.back() == "lm_head.weight");
-  CHECK(found.names[body - 1] == "model.norm.weight");
+  CHECK(found.entries.back().name == "lm_head.weight");
+  CHECK(found.entries[body - 1].name == "model.norm.weight");
 }
 
 TEST_CASE("A parameter behind an unrelated prefix is refused, unless it belongs to a copy of the model") {
@@ -333,11 +321,11 @@ TEST_CASE("A parameter behind an unrelated prefix is refused, unless it belongs 
   entries.emplace_back("b.lm_head.weight");
   check_refused([&] { find_state_names(entries, family.get()); },
                 {.tensor = "b.lm_head.weight", .says = "may be the model's lm_head.weight", .hint = "`rename`"});
-  CHECK(names_as_stored(entries).names == entries);
+  CHECK(names_in(names_as_stored(entries)) == entries);
   entries.emplace_back("b.model.norm.weight");
   const StateNames found = find_state_names(entries, family.get());
-  CHECK(found.names.back().empty());
-  CHECK(found.names[entries.size() - 2].empty());
+  CHECK(found.entries.back().name.empty());
+  CHECK(found.entries[entries.size() - 2].name.empty());
 }
 
 TEST_CASE("Words that are repeated before the language model of a larger one are read once") {
@@ -349,11 +337,11 @@ TEST_CASE("Words that are repeated before the language model of a larger one are
   for (std::string& entry : entries)
     if (entry.starts_with("model.language_model.")) entry.insert(6, "language_model.language_model.");
   const StateNames found = find_state_names(entries, {family.get(), true});
-  CHECK(found.names == model);
+  CHECK(names_in(found) == model);
   CHECK(state_names_note(found) == "names of tensors are read without repetitions of language_model");
   for (std::string& entry : entries)
     if (entry.starts_with("model.")) entry.insert(0, "model.");
-  CHECK(find_state_names(entries, {family.get(), true}).names == model);
+  CHECK(names_in(find_state_names(entries, {family.get(), true})) == model);
 }
 
 TEST_CASE("Two entries for one name are refused") {

@@ -175,9 +175,9 @@ StateNames names_in_model(const std::vector<TrainedTensor>& entries, const Known
 PackedEntries packed_entries(const std::vector<TrainedTensor>& entries, const StateNames& names,
                              const fs::path& where) {
   PackedEntries packed{where, {}};
-  for (std::size_t i = 0; i < names.packed.size(); ++i)
-    if (names.packed[i] != nullptr)
-      packed.by_name.emplace(names.names[i], PackedEntry{names.packed[i], entries[i].name, entries[i].shape});
+  for (std::size_t i = 0; i < names.entries.size(); ++i)
+    if (const NamedEntry& named = names.entries[i]; named.packed != nullptr)
+      packed.by_name.emplace(named.name, PackedEntry{named.packed, entries[i].name, entries[i].shape});
   return packed;
 }
 
@@ -187,7 +187,7 @@ void leave_out_others(const std::vector<TrainedTensor>& entries, const StateName
   TensorCount states;
   StateCounts counts;
   for (std::size_t i = 0; i < entries.size(); ++i) {
-    if (i < names.names.size() && !names.names[i].empty()) continue;
+    if (i < names.entries.size() && !names.entries[i].name.empty()) continue;
     const bool is_state = names.is_of_optimizer(entries[i].name);
     TensorCount& count = is_state ? states : beside.other;
     ++count.tensors;

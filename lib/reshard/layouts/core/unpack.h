@@ -27,7 +27,7 @@ struct PackedEntry {
 /// The packed entries of a checkpoint.
 struct PackedEntries {
   std::filesystem::path where;                 // the file or directory that lists the entries, for errors
-  std::map<std::string, PackedEntry> by_name;  // keyed by the name of the logical tensor, as in StateNames::names
+  std::map<std::string, PackedEntry> by_name;  // keyed by the name of the logical tensor, as in NamedEntry::name
 
   /// Returns the names of the tensors in all entries.
   /// \throws Error kBadInput, naming `where`, for a shape that does not match the scheme; kUnsupported for more tensors

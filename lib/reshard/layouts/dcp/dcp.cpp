@@ -89,7 +89,7 @@ std::vector<std::string> beyond_model(const DcpMetadata& metadata) {
   const StateNames names = find_state_names(tensors, {nullptr}, others);
   std::erase_if(others, [](const std::string& name) { return name.ends_with("_extra_state"); });  // a module's
   for (std::size_t i = 0; i < tensors.size(); ++i)
-    if (names.names[i].empty() || names.is_of_optimizer(tensors[i])) others.push_back(tensors[i]);
+    if (names.entries[i].name.empty() || names.is_of_optimizer(tensors[i])) others.push_back(tensors[i]);
   return others;
 }
 

@@ -195,8 +195,8 @@ DcpSource read_dcp_source(Files& files, const fs::path& directory, const KnownMo
   if (!names.are_replaced) source.program = names.program;
   source.packed = packed_entries(entries, names, source.where);
   DcpChunkFinder finder(files, directory, read, source.files, source.notes);
-  for (std::uint32_t t = 0; t < names.names.size(); ++t)
-    if (!names.names[t].empty()) finder.add(metadata.tensors[t], names.names[t]);
+  for (std::uint32_t t = 0; t < names.entries.size(); ++t)
+    if (const std::string& name = names.entries[t].name; !name.empty()) finder.add(metadata.tensors[t], name);
   if (content == DcpContent::kModel) {
     for (TrainedTensor& entry : entries_of(optimizer.all)) entries.push_back(std::move(entry));
     leave_out_others(entries, names, source.beside, source.notes);
@@ -210,7 +210,7 @@ DcpSource read_dcp_source(Files& files, const fs::path& directory, const KnownMo
     return source;
   }
   DcpStateFinder states(metadata.tensors, names, source.where);
-  add_states(states.find(metadata, names.names), finder);
+  add_states(states.find(metadata, names.entries), finder);
   source.tensors = finder.find();
   move_states(source.tensors, source.states);
   if (!optimizer_directory.empty()) {
@@ -259,7 +259,7 @@ DcpSource read_dcp_shards(Files& files, const fs::path& directory, const KnownMo
   if (!names.are_replaced) source.program = names.program;
   leave_out_others(entries, names, source.beside, source.notes);
   source.packed = packed_entries(entries, names, source.where);
-  for (std::size_t i = 0; i < entries.size(); ++i) source.tensors[i].name = std::move(names.names[i]);
+  for (std::size_t i = 0; i < entries.size(); ++i) source.tensors[i].name = std::move(names.entries[i].name);
   std::erase_if(source.tensors, [](const ChunkedTensor& tensor) { return tensor.name.empty(); });
   validate_chunks(source.tensors, directory);
   return source;

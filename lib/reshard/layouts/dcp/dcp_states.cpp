@@ -78,9 +78,9 @@ DcpStateFinder::DcpStateFinder(std::span<const DcpTensor> model, const StateName
   packed_.where = where_;
   by_name_.reserve(model.size());
   for (std::uint32_t t = 0; t < model.size(); ++t)
-    if (!names.names[t].empty()) {
+    if (const std::string& name = names.entries[t].name; !name.empty()) {
       by_name_.emplace(without_wrappers(model[t].name, names).substr(names.prefix.size()), t);
-      if (!names.body_prefix.empty() || !names.repeated.empty()) by_name_.emplace(names.names[t], t);
+      if (!names.body_prefix.empty() || !names.repeated.empty()) by_name_.emplace(name, t);
     }
   const std::string& prefix = names.prefix;
   constexpr std::size_t kMost = 8;
@@ -141,7 +141,7 @@ std::optional<DcpStateFinder::Parameter> DcpStateFinder::parameter_in(std::strin
 /// Records that a state is packed like its parameter.
 void DcpStateFinder::take_packing(const DcpState& state, std::uint32_t parameter) {
   const DcpTensor& own = model_[parameter];
-  const auto& packed = names_.packed[parameter];
+  const auto& packed = names_.entries[parameter].packed;
   if (packed != nullptr) packed_.by_name.emplace(state.name, PackedEntry{packed, state.entry(), own.shape});
   if (state.tensor == nullptr || state.tensor->shape == own.shape) return;
   if (is_moment(state.name.substr(state.name.rfind('.') + 1)))
@@ -177,7 +177,7 @@ void DcpStateFinder::name_state(DcpState& state, const DcpPath* path) {
     return;
   }
   const std::string &before = parameter->before, &after = parameter->after;
-  const std::string& own = names_.names[parameter->tensor];
+  const std::string& own = names_.entries[parameter->tensor].name;
   const std::string whole = parameter->inner + own;
   state.state = {before + parameter->inner, own, after.substr(1)};
   state.name = state.state.name_with(own);
@@ -196,7 +196,7 @@ void DcpStateFinder::name_state(DcpState& state, const DcpPath* path) {
 bool DcpStateFinder::is_renamed(std::uint32_t parameter) const {
   const std::string& entry = model_[parameter].name;
   return without_wrappers(entry, names_) != entry ||
-         std::string_view(entry).substr(names_.prefix.size()) != names_.names[parameter];
+         std::string_view(entry).substr(names_.prefix.size()) != names_.entries[parameter].name;
 }
 
 /// Whether names in a list of parameters differ from the model's. If no state shows this, compares the names of the
@@ -204,7 +204,7 @@ bool DcpStateFinder::is_renamed(std::uint32_t parameter) const {
 bool DcpStateFinder::changes_list() const {
   if (renames_ || has_own_names_) return renames_;
   for (std::uint32_t t = 0; t < model_.size(); ++t)
-    if (!names_.names[t].empty() && is_renamed(t)) return true;
+    if (!names_.entries[t].name.empty() && is_renamed(t)) return true;
   return false;
 }
 
@@ -220,7 +220,7 @@ void DcpStateFinder::refuse_list(const std::string& entry) const {
                                      "config.json, which keeps the names");
 }
 
-std::vector<DcpState> DcpStateFinder::find(const DcpMetadata& metadata, std::span<const std::string> names) {
+std::vector<DcpState> DcpStateFinder::find(const DcpMetadata& metadata, std::span<const NamedEntry> named) {
   std::unordered_map<std::string_view, const DcpPath*> paths;
   paths.reserve(metadata.paths.size());
   for (const auto& [name, path] : metadata.paths) paths.emplace(name, &path);
@@ -230,7 +230,7 @@ std::vector<DcpState> DcpStateFinder::find(const DcpMetadata& metadata, std::spa
   };
   std::vector<DcpState> states;
   for (std::size_t t = 0; t < metadata.tensors.size(); ++t) {
-    if (!names.empty() && !names[t].empty()) continue;
+    if (!named.empty() && !named[t].name.empty()) continue;
     DcpState& state = states.emplace_back();
     state.tensor = &metadata.tensors[t];
     name_state(state, path_of(state.entry()));

@@ -22,7 +22,7 @@ namespace reshard {
 struct DcpState {
   const DcpTensor* tensor = nullptr;     // null for an object
   std::vector<const DcpBytes*> objects;  // one per rank that saved it; must be equal
-  std::string name;                      // with its parameter's name in the model (StateNames::names)
+  std::string name;                      // with its parameter's name in the model (NamedEntry::name)
   TrainingState state;
 
   const std::string& entry() const { return tensor != nullptr ? tensor->name : objects.front()->name; }
@@ -38,12 +38,11 @@ class DcpStateFinder {
   /// \param names  The result of find_state_names.
   DcpStateFinder(std::span<const DcpTensor> model, const StateNames& names, std::filesystem::path where);
 
-  /// Returns the entries of `metadata` except the tensors that have a name in `names`. Takes O(n log n) time.
-  /// \param names  The model's name of each tensor in `metadata`, or an empty string; no names if no tensor is the
-  /// model's.
+  /// Returns the entries of `metadata` except the tensors that have a name in `named`. Takes O(n log n) time.
+  /// \param named  The tensors of `metadata`; empty if no tensor is the model's.
   /// \throws Error kBadInput if a moment has another shape than its parameter; kUnsupported for a state that cannot be
   ///         reordered with its parameter.
-  std::vector<DcpState> find(const DcpMetadata& metadata, std::span<const std::string> names);
+  std::vector<DcpState> find(const DcpMetadata& metadata, std::span<const NamedEntry> named);
 
   /// Returns TrainingStates::paths for all states found so far.
   std::vector<DcpPath> take_paths();

@@ -346,17 +346,18 @@ class Cutter {
     const StateNames found = find_state_names(tensors, known_, objects);
     const bool is_unknown = !found.fits && !cut_.prefix.empty();
     for (std::size_t e = 0; e < of_model; ++e)
-      if (is_unknown && found.names[e] == entries_[e].name)
+      if (is_unknown && found.entries[e].name == entries_[e].name)
         keeps_prefix_ = true;
       else
-        validate_read_back(entries_[e], found.names[e], found.packed[e].get());
+        validate_read_back(entries_[e], found.entries[e]);
   }
 
-  /// \param read, packed  The entry's name and packing for a reader, as in StateNames.
-  void validate_read_back(const DcpEntry& entry, const std::string& read, const PackedNames* packed) const {
-    std::string name = read;
+  /// \param read  The entry as a reader finds it.
+  void validate_read_back(const DcpEntry& entry, const NamedEntry& read) const {
+    const PackedNames* const packed = read.packed.get();
+    std::string name = read.name;
     if (packed != nullptr)
-      name = with_numbers(read, std::vector<std::string>(packed->rule->numbered_dims().size(), "0"));
+      name = with_numbers(name, std::vector<std::string>(packed->rule->numbered_dims().size(), "0"));
     const std::string& expected =
         entry.packed == nullptr ? map_.logical[entry.first].name : entry.packed->tensors.front();
     const SchemeEntry* const rule = entry.packed == nullptr ? nullptr : entry.packed->rule;

@@ -144,12 +144,12 @@ void note_choice(Files& files, const FoundLayout& found, Notes& notes) {
 }
 
 /// Renames the tensors to the model's names, and removes tensors that are not the model's.
-void rename(ZeroCheckpoint& zero, const std::vector<std::string>& names) {
+void rename(ZeroCheckpoint& zero, const std::vector<NamedEntry>& named) {
   std::unordered_map<std::string, std::string> new_names;
-  for (std::size_t i = 0; i < names.size(); ++i) {
+  for (std::size_t i = 0; i < named.size(); ++i) {
     ZeroTensor& tensor = zero.tensors[i];
-    new_names.emplace(tensor.name, names[i]);
-    tensor.entry = std::exchange(tensor.name, names[i]);
+    new_names.emplace(tensor.name, named[i].name);
+    tensor.entry = std::exchange(tensor.name, named[i].name);
   }
   for (ZeroTensor& tensor : zero.tensors)
     if (!tensor.shared_with.empty()) tensor.shared_with = new_names.at(tensor.shared_with);
@@ -204,7 +204,7 @@ Checkpoint DeepSpeedLayout::read(Files& files, const FoundLayout& found, const R
   const KnownModel known = known_model(files, checkpoint, context, described);
   const StateNames names = trained_names(entries, known, context.use, checkpoint);
   const PackedEntries packed = packed_entries(entries, names, found.path);
-  rename(zero, names.names);
+  rename(zero, names.entries);
   read_trained_model(files, checkpoint, context, entries_in(zero), packed);
   note_choice(files, found, checkpoint.notes);
   checkpoint.map = map_of(zero, shared_in(zero, checkpoint.model), checkpoint.notes);

@@ -345,9 +345,10 @@ Checkpoint FsdpRanksLayout::read(Files& files, const FoundLayout& found, const R
   std::unordered_map<std::string, std::string> names;
   const PackedEntries packed = packed_entries(entries, in_model, found.path);
   for (std::size_t i = 0; i < entries.size(); ++i) {
-    if (in_model.names[i].empty()) continue;
-    names.emplace(entries[i].name, in_model.names[i]);
-    tensors.push_back({in_model.names[i], entries[i].dtype, entries[i].shape});
+    const std::string& name = in_model.entries[i].name;
+    if (name.empty()) continue;
+    names.emplace(entries[i].name, name);
+    tensors.push_back({name, entries[i].dtype, entries[i].shape});
   }
   read_trained_model(files, checkpoint, context, tensors, packed);
   checkpoint.map = map_of(ranks, names, checkpoint.model);

@@ -28,7 +28,7 @@
 #include "reshard/layouts/hf/hf_files.h"
 #include "reshard/layouts/map/target_file.h"
 #include "reshard/layouts/map/whole_map.h"
-#include "reshard/layouts/names/state_names.h"
+#include "reshard/layouts/names/wrappers.h"
 #include "reshard/specs/config/model_config.h"
 #include "reshard/specs/model/config_plan.h"
 #include "reshard/specs/model/language_model.h"

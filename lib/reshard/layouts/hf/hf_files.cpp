@@ -13,7 +13,7 @@
 #include "reshard/base/strings.h"
 #include "reshard/formats/read_container.h"
 #include "reshard/formats/torch/split_folder.h"
-#include "reshard/layouts/names/state_names.h"
+#include "reshard/layouts/names/wrappers.h"
 
 namespace reshard {
 namespace {

@@ -10,7 +10,7 @@
 #include "reshard/formats/common/format.h"
 #include "reshard/formats/safetensors/hf_index.h"
 #include "reshard/io/files.h"
-#include "reshard/layouts/names/state_names.h"
+#include "reshard/layouts/names/known_model.h"
 
 /// Finds the weight files of a Hugging Face directory: one file, the files of an index, or a numbered set.
 namespace reshard {

@@ -36,7 +36,7 @@ struct ChunkedTensor {
   };
 
   std::string entry;  // name in the files
-  std::string name;   // name in the model, as in StateNames::names
+  std::string name;   // name in the model, as in NamedEntry::name
   DType dtype;
   Dims shape;
   std::vector<Chunk> chunks;  // non-empty chunks inside `shape`, in any order

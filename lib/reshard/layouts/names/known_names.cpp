@@ -68,4 +68,17 @@ std::string chosen_prefix(const Votes& votes) {
   return chosen;
 }
 
+bool fits_most(std::span<const std::string> entries, const Votes& votes) {
+  const std::string prefix = chosen_prefix(votes);
+  const auto count = std::count_if(entries.begin(), entries.end(), [&](const std::string& entry) {
+    return !entry.empty() && entry.starts_with(prefix);
+  });
+  return 2 * most(votes) >= static_cast<std::size_t>(count);
+}
+
+bool have_prefix(const std::vector<std::string>& names, std::string_view prefix) {
+  return std::all_of(names.begin(), names.end(),
+                     [&](const std::string& name) { return name.empty() || name.starts_with(prefix); });
+}
+
 }  // namespace reshard

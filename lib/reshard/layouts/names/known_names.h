@@ -1,6 +1,8 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
+#include <iterator>
 #include <map>
 #include <optional>
 #include <set>
@@ -8,6 +10,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_set>
+#include <vector>
 
 namespace reshard {
 
@@ -47,5 +50,16 @@ bool is_of_average(std::string_view prefix);
 /// Returns the prefix with the most votes. If several tie, such as a model and its average, returns the most usual one
 /// for models.
 std::string chosen_prefix(const Votes& votes);
+
+/// Whether at least half of the entries under the chosen prefix are votes.
+bool fits_most(std::span<const std::string> entries, const Votes& votes);
+
+/// Whether all non-empty names begin with `prefix`.
+bool have_prefix(const std::vector<std::string>& names, std::string_view prefix);
+
+template <typename Words>
+bool is_one_of(std::string_view word, const Words& words) {
+  return std::find(std::begin(words), std::end(words), word) != std::end(words);
+}
 
 }  // namespace reshard

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <iterator>
 #include <optional>
-#include <unordered_set>
 #include <utility>
 
 #include "reshard/base/error.h"
@@ -14,6 +13,17 @@
 
 namespace reshard {
 namespace {
+
+/// Prefixes of names of a whole model, or of a part of a larger one, that do not occur under a model's "model.".
+constexpr std::string_view kStartsOfWhole[] = {"model.", "lm_head."};
+
+/// Whether only names of whole models begin like `name`: "model.layers", "language_model.lm_head".
+bool starts_like_whole(std::string_view name) {
+  for (std::size_t dot = 0; (dot = name.find('.')) != name.npos && is_one_of(name.substr(0, dot), kPartsOfLarger);)
+    name.remove_prefix(dot + 1);
+  return std::any_of(std::begin(kStartsOfWhole), std::end(kStartsOfWhole),
+                     [&](std::string_view start) { return name.starts_with(start); });
+}
 
 /// Returns the module of a parameter's name; empty if it has none.
 std::string_view module_of(std::string_view name) {
@@ -68,9 +78,8 @@ std::optional<std::size_t> begin_outside(std::string_view entry, std::string_vie
 
 bool has_part_of_larger(std::string_view prefix) {
   const std::vector<std::string> parts = split(prefix, '.');
-  return std::any_of(parts.begin(), parts.end(), [](const std::string& part) {
-    return std::find(std::begin(kPartsOfLarger), std::end(kPartsOfLarger), part) != std::end(kPartsOfLarger);
-  });
+  return std::any_of(parts.begin(), parts.end(),
+                     [](const std::string& part) { return is_one_of(part, kPartsOfLarger); });
 }
 
 bool Body::has_all() const {
@@ -102,16 +111,15 @@ Body body_of(const std::vector<std::string>& names, std::string prefix, bool is_
 }
 
 void validate_elsewhere(const Body& body, std::span<const std::string> entries, const std::vector<std::string>& names,
-                        const Names& known, const std::vector<std::string>& own) {
+                        const Names& known, const std::unordered_set<std::string_view>& own) {
   const KnownNames known_names(known);
-  const std::unordered_set<std::string_view> own_names(own.begin(), own.end());
   std::set<std::string, std::less<>> copies;
   for (const bool looks_for_copies : {true, false})
     for (const std::size_t i : body.elsewhere) {
       const std::size_t bytes = known_names.prefix_bytes(names[i]).value();
       std::string prefix = names[i].substr(0, bytes);
       const std::string name = names[i].substr(bytes);
-      if (looks_for_copies && (own_names.count(name) > 0 || is_of_average(prefix)))
+      if (looks_for_copies && (own.count(name) > 0 || is_of_average(prefix)))
         copies.insert(std::move(prefix));
       else if (!looks_for_copies && copies.count(prefix) == 0)
         throw Error(
@@ -121,6 +129,36 @@ void validate_elsewhere(const Body& body, std::span<const std::string> entries, 
             .tensor(entries[i])
             .hint(kHintForPrefixes);
     }
+}
+
+std::string container_prefix(const std::vector<std::string>& names, std::string_view part_prefix) {
+  const auto first = std::find_if(names.begin(), names.end(), [](const std::string& name) { return !name.empty(); });
+  std::string prefix;
+  while (first != names.end()) {
+    const std::size_t dot = first->find('.', prefix.size());
+    if (dot == first->npos) return prefix;
+    const std::string longer = first->substr(0, dot + 1);
+    const std::string word = longer.substr(prefix.size());
+    if (!is_one_of(word, kUsualPrefixes) || !have_prefix(names, longer)) return prefix;
+    const bool part_is_inside = part_prefix.starts_with(longer);
+    const auto shows_whole = [&](std::string_view name) {
+      return starts_like_whole(name.substr(std::min(longer.size(), name.size()))) ||
+             (part_is_inside && name.starts_with(part_prefix) && starts_like_whole(name.substr(part_prefix.size())));
+    };
+    if (word == kModelPrefix && std::none_of(names.begin(), names.end(), shows_whole)) return prefix;
+    prefix = longer;
+  }
+  return prefix;
+}
+
+void OwnNames::add(const std::string& name, const std::string& entry) {
+  if (name.empty()) return;
+  const auto [other, is_new] = entry_of_.emplace(name, entry);
+  if (!is_new)
+    throw Error(ErrorKind::kBadInput, fmt::format("gets the name {} in the model, which {} already has",
+                                                  printable(name), printable(other->second)))
+        .tensor(entry)
+        .hint(kHintForPrefixes);
 }
 
 }  // namespace reshard

@@ -5,6 +5,8 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "reshard/layouts/names/known_names.h"
@@ -46,6 +48,22 @@ Body body_of(const std::vector<std::string>& names, std::string prefix, bool is_
 /// \param entries, names  The entries, and their names without wrappers.
 /// \param own             Names of the model's entries.
 void validate_elsewhere(const Body& body, std::span<const std::string> entries, const std::vector<std::string>& names,
-                        const Names& known, const std::vector<std::string>& own);
+                        const Names& known, const std::unordered_set<std::string_view>& own);
+
+/// Returns the prefix of all names that is not part of the model. It includes "model." only if names after it, or after
+/// `part_prefix`, begin like those of whole models.
+/// \param part_prefix  prefix of most names of the language model.
+std::string container_prefix(const std::vector<std::string>& names, std::string_view part_prefix);
+
+/// The names that entries have in the model. All differ.
+class OwnNames {
+ public:
+  /// Borrows both names. No-op if `name` is empty.
+  /// \throws Error kBadInput, naming the entry, if another entry has the same name.
+  void add(const std::string& name, const std::string& entry);
+
+ private:
+  std::unordered_map<std::string_view, std::string_view> entry_of_;
+};
 
 }  // namespace reshard

@@ -2,12 +2,13 @@
 
 #include <algorithm>
 #include <compare>
-#include <cstddef>
-#include <set>
+#include <span>
 #include <string_view>
 #include <unordered_set>
+#include <utility>
 
 #include "reshard/layouts/names/known_names.h"
+#include "reshard/layouts/names/wrapper_words.h"
 #include "reshard/specs/family/resolve_family.h"
 
 namespace reshard {
@@ -50,10 +51,8 @@ Distance distance_of(const AnyNames& names, const KnownNames& known) {
   return distance;
 }
 
-}  // namespace
-
-bool reveals_model(std::span<const std::string> names, const Rename& rename, const Family* family) {
-  if (rename == nullptr) return false;
+/// Whether names with `rename` are nearer to the model's. Returns false if it gives two of them the same name.
+bool are_nearer(std::span<const std::string> names, const Rename& rename, const Family* family) {
   const std::set<std::string_view> distinct(names.begin(), names.end());
   std::unordered_set<std::string> renamed;
   bool changes = false;
@@ -66,6 +65,26 @@ bool reveals_model(std::span<const std::string> names, const Rename& rename, con
   const Names of_models = names_of_models(family);
   const KnownNames known(of_models);
   return distance_of(renamed, known) < distance_of(distinct, known);
+}
+
+}  // namespace
+
+bool reveals_model(std::vector<std::string>& names, std::size_t tensors, const Rename& rename, const Family* family,
+                   std::set<std::string>& wrappers) {
+  std::vector<std::string> inner = names;
+  std::set<std::string> words;
+  while (!inner.empty() && rename != nullptr) {
+    if (are_nearer(std::span(inner).first(tensors), rename, family)) {
+      names = std::move(inner);
+      wrappers.merge(words);
+      return true;
+    }
+    const std::string word = inner.front().substr(0, inner.front().find('.')), prefix = word + ".";
+    if (!is_outer_word(word) || !have_prefix(inner, prefix)) return false;
+    for (std::string& name : inner) name.erase(0, prefix.size());
+    words.insert(word);
+  }
+  return false;
 }
 
 }  // namespace reshard

@@ -6,24 +6,26 @@
 #include <string_view>
 #include <vector>
 
-#include "reshard/base/note.h"
-#include "reshard/formats/common/container.h"
+#include "reshard/layouts/names/known_model.h"
 #include "reshard/layouts/names/optimizer_entries.h"
 #include "reshard/layouts/names/packed_names.h"
-#include "reshard/layouts/names/renames.h"
-#include "reshard/specs/family/family.h"
 
 namespace reshard {
+
+/// An entry of a training checkpoint.
+struct NamedEntry {
+  /// Its name in the model; empty if the entry is not the model's. If the entry contains several tensors, the first
+  /// parameter's name, with stars for numbers along dims of the entry.
+  std::string name;
+  /// Null if the entry is not the model's, or contains one parameter unchanged.
+  std::shared_ptr<const PackedNames> packed{};
+};
 
 /// The model's entries in a training checkpoint, and their names in the model. Training programs put the model's state
 /// dict under a prefix ("model.", "state_dict.model."), next to the optimizer's, and module wrappers add parts to its
 /// names ("_orig_mod.").
 struct StateNames {
-  /// One per entry; empty for entries that are not the model's. For an entry that contains several tensors, the name of
-  /// the first parameter, with stars for numbers along dims of the entry.
-  std::vector<std::string> names;
-  /// One per entry; null for entries that are not the model's, or contain one parameter unchanged.
-  std::vector<std::shared_ptr<const PackedNames>> packed;
+  std::vector<NamedEntry> entries;
   bool are_replaced = false;  // the names of another program (Family::schemes) are replaced by the model's own
   std::string program;        // the program that the names belong to; empty if they are the model's own
   std::string before_state;   // Scheme::before_state of that program
@@ -41,16 +43,6 @@ struct StateNames {
   bool is_of_optimizer(std::string_view entry) const;
   /// Returns the name of the state in such an entry: "exp_avg".
   std::string_view state_of(std::string_view entry) const;
-};
-
-/// What is known about the model that the entries belong to. Borrows the family.
-struct KnownModel {
-  const Family* family = nullptr;        // the language model's family; null if unknown
-  bool is_part = false;                  // the model has other tensors next to those of the family
-  Rename rename{};                       // applied to the model's entries if it reveals the model (reveals_model)
-  std::shared_ptr<const Json> config{};  // content of the language model's config.json; null if unknown
-
-  KnownModel(const Family* known, bool part = false) : family(known), is_part(part) {}
 };
 
 /// Finds the prefix after which most entries have names of the model's family, either its own or another program's. If
@@ -74,17 +66,6 @@ StateNames names_as_stored(std::span<const std::string> entries, std::span<const
 
 /// Returns `name` without the wrapper parts that were removed from the entries of `names`.
 std::string without_wrappers(std::string_view name, const StateNames& names);
-
-/// Removes wrappers from the tensor names in `containers`, the files of one state dict: "_orig_mod." anywhere,
-/// "module." if more names then belong to a known family, and prefixes such as "state_dict." before all names. Applies
-/// `model.rename` if it reveals the model. Drops `_extra_state`, which TransformerEngine modules save with their
-/// weights. Adds a note on removed words and on dropped tensors to `notes`.
-/// \param further  Names of tensors or modules outside of the files, such as those in metadata, which change likewise.
-/// \returns the old names of renamed tensors.
-/// \throws Error kBadInput, naming the tensor, if two tensors of a file would get the same name.
-OldNames take_out_wrappers(std::span<Container* const> containers, const KnownModel& model, Notes& notes,
-                           std::span<std::string* const> further = {});
-OldNames take_out_wrappers(std::span<Container> containers, const KnownModel& model, Notes& notes);
 
 /// Returns a note that names are read without a prefix or wrappers; empty if they have none.
 std::string state_names_note(const StateNames& names);

@@ -19,7 +19,7 @@
 #include "reshard/layouts/core/file_warnings.h"
 #include "reshard/layouts/core/strangers.h"
 #include "reshard/layouts/map/rank_record.h"
-#include "reshard/layouts/names/state_names.h"
+#include "reshard/layouts/names/wrappers.h"
 #include "reshard/layouts/ranks/master_weights.h"
 #include "reshard/layouts/ranks/metadata_validation.h"
 #include "reshard/layouts/ranks/other_stages.h"

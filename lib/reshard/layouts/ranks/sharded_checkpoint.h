@@ -12,7 +12,7 @@
 #include "reshard/layouts/map/partition.h"
 #include "reshard/layouts/map/rank_record.h"
 #include "reshard/layouts/map/tensor_map.h"
-#include "reshard/layouts/names/state_names.h"
+#include "reshard/layouts/names/known_model.h"
 #include "reshard/specs/parallel/mesh.h"
 #include "reshard/specs/peft/adapter_metadata.h"
 #include "reshard/specs/stages/stage_plan.h"
