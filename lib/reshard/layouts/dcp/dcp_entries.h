@@ -1,14 +1,21 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
+#include <set>
+#include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
+#include "reshard/formats/dcp/dcp_metadata.h"
+#include "reshard/layouts/dcp/dcp_groups.h"
+#include "reshard/layouts/dcp/dcp_target.h"
 #include "reshard/layouts/map/region.h"
-#include "reshard/layouts/map/target_file.h"
+#include "reshard/layouts/map/tensor_map.h"
 #include "reshard/layouts/names/written_names.h"
+#include "reshard/layouts/states/training_states.h"
 
 namespace reshard {
 
@@ -24,36 +31,30 @@ struct DcpEntry {
   std::optional<std::size_t> tp_dim;            // the dim that tensor-parallel ranks split
   bool is_object = false;                       // TensorRole::kObject
   const WrittenNames::Entry* packed = nullptr;  // the packed entry; null if the entry is one tensor as it is
+  DcpPath path{};
 };
 
-/// Where a tensor is written: the entry's name, and the tensor's place in a packed entry.
-struct DcpEntryPlace {
-  std::string name;
-  WrittenNames::Place packed;  // `entry` is null if the tensor is not packed
+/// The contents of a checkpoint that is written, before entries are cut over ranks.
+struct DcpEntryList {
+  /// A second name for the contents of an entry.
+  struct SecondName {
+    std::string name;
+    DcpPath path;
+    std::uint32_t entry;  // index into `entries`
+  };
+
+  TargetMap map;                              // logical tensors, without files
+  std::vector<DcpEntry> entries;              // each complete; the model's come first
+  std::vector<DcpGroupObject> objects;        // the optimizer's groups
+  std::vector<SecondName> second_names;       // of tied parameters
+  std::set<std::string> rounded;              // names of rounded sums among the tensors, with stars for numbers
+  bool keeps_prefix = false;                  // readers will keep the prefix because the family is unknown
+  std::shared_ptr<const WrittenNames> names;  // owns DcpEntry::packed; null for the model's own names
 };
 
-/// Returns the entry that contains logical tensor `index`, of a checkpoint for `tp` tensor-parallel ranks.
-/// \throws Error as pack.
-DcpEntry dcp_entry(const LogicalTensor& tensor, std::uint32_t index, const DcpEntryPlace& place, const Model* model,
-                   std::uint32_t tp);
-
-/// Adds another tensor to a packed entry.
-/// \param first  A tensor that the entry contains.
-/// \throws Error kUnsupported if the dtype differs from that of `first`, or the shape from the model's.
-void add_to_entry(DcpEntry& entry, const LogicalTensor& tensor, std::uint32_t index, const DcpEntryPlace& place,
-                  const LogicalTensor& first);
-
-/// Validates that a packed entry has all of its tensors.
-/// \throws Error kBadInput.
-void validate_complete(const DcpEntry& entry);
-
-/// Returns the stored tensor for `box` of an entry, without the pieces of its padding.
-PlacedTensor part_of(const DcpEntry& entry, const Box& box);
-
-/// Returns the padding in `box` of an entry, as a box of the stored tensor; std::nullopt if it has none.
-std::optional<Box> padding_in(const DcpEntry& entry, const Box& box);
-
-/// Reserves memory for the pieces of `parts` stored tensors if each of them has one piece.
-void reserve_pieces(TargetMap& map, const DcpEntry& entry, std::size_t parts);
+/// Returns the entries of `logical` and the training states, under the names of `cut`. A reader with the model's
+/// config.json maps them back to their tensors. Parameters and errors are those of dcp_target_map.
+DcpEntryList list_dcp_entries(std::span<const LogicalTensor> logical, const TrainingStates* states, const Model* model,
+                              const DcpCut& cut);
 
 }  // namespace reshard

@@ -104,7 +104,7 @@ void take_out_words(std::vector<std::string>& names, std::set<std::string>& wrap
   }
 }
 
-/// Removes the prefix of a whole model of this family from the names, whatever it is. Does nothing if another prefix has
+/// Removes the prefix of a whole model of this family from the names, whatever it is. No-op if another prefix has
 /// the same parameters (a student and its teacher), or if the model may belong to a larger one.
 /// \returns the prefix; empty if no name changed.
 std::string take_out_prefix(std::vector<std::string>& names, const Family& family) {
