@@ -158,7 +158,7 @@ Document comparison_document(const ComparisonReport& report) {
   Document json{{"command", "verify"}, {"a", report.a}, {has_b ? "b" : "manifest", report.b}, {"same", report.same()}};
   std::visit([&](const auto& found) { add_found(json, found, report); }, report.found);
   json["divergent_replicas"] = divergent_document(report.divergent);
-  json["notes"] = notes_document(report.notes);
+  add_notes(json, report.notes);
   return json;
 }
 

@@ -135,7 +135,7 @@ Document adapters_document(const std::string& path, const std::vector<Checkpoint
                                 {"parameters", adapter.totals.elems},
                                 {"bytes", adapter.totals.bytes}});
   }
-  json["notes"] = notes_document(notes);
+  add_notes(json, notes);
   return json;
 }
 
@@ -170,7 +170,7 @@ Document inspect_document(const CheckpointReport& report) {
   for (const auto& [path, bytes] : report.files) json["files"].push_back({{"path", path}, {"bytes", bytes}});
   json["tensors"] = Document::array();
   for (const TensorReport& tensor : report.tensors) json["tensors"].push_back(tensor_document(tensor));
-  json["notes"] = notes_document(report.notes);
+  add_notes(json, report.notes);
   return json;
 }
 

@@ -217,7 +217,7 @@ Document pickles_document(const std::string& path, const Pickles& pickles) {
                              {"with_tensors", name.is == PickleName::Is::kRecordedWithStorages}});
   json["refused"] = Document::array();
   for (const Error& error : pickles.failures) json["refused"].push_back(error.what());
-  json["notes"] = notes_document(pickles.notes);
+  add_notes(json, pickles.notes);
   return json;
 }
 

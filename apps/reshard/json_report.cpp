@@ -1,6 +1,7 @@
 #include "json_report.h"
 
 #include <algorithm>
+#include <span>
 #include <variant>
 
 #include "option_names.h"
@@ -62,10 +63,22 @@ Document divergent_document(const std::vector<Divergence>& divergent) {
   return all;
 }
 
-Document notes_document(const Notes& notes) {
-  Document all = Document::array();
-  for (const Note& note : notes) all.push_back(with_options(note));
-  return all;
+void add_notes(Document& document, const Notes& notes) {
+  constexpr std::size_t kMostTensors = 100;  // of one note, which may be about all of a model's
+  Document texts = Document::array(), findings = Document::array();
+  for (const Note& note : notes) {
+    texts.push_back(with_options(note));
+    Document finding{{"kind", name(note.kind)}, {"text", texts.back()}};
+    if (!note.tensors.empty()) {
+      const auto listed = std::span(note.tensors).first(std::min(note.tensors.size(), kMostTensors));
+      finding["tensor_count"] = note.tensors.size();
+      finding["tensors"] = Document::array_t(listed.begin(), listed.end());
+    }
+    if (!note.file.empty()) finding["file"] = note.file;
+    findings.push_back(std::move(finding));
+  }
+  document["notes"] = std::move(texts);
+  document["findings"] = std::move(findings);
 }
 
 double bytes_per_second(const RunResult& result) {
@@ -106,7 +119,7 @@ Document job_document(const JobReport& report) {
   for (const JobReport::File& file : report.files)
     json["files"].push_back({{"path", file.path}, {"bytes", file.size_bytes}, {"kind", name(file.kind)}});
   if (report.manifest) json["manifest"] = {kManifestFile, kSha256SumsFile};
-  json["notes"] = notes_document(report.notes);
+  add_notes(json, report.notes);
   if (report.result != nullptr) {
     const RunResult& result = *report.result;
     json["divergent_replicas"] = divergent_document(result.divergent);

@@ -13,8 +13,9 @@ using Document = OrderedJson;
 /// The --json output of shard, consolidate and convert.
 Document job_document(const JobReport& report);
 
-/// Returns the texts of notes, as --json lists them.
-Document notes_document(const Notes& notes);
+/// Adds notes to a document: their texts as "notes", and as "findings" also their kinds, tensors (the first 100, and how
+/// many there are) and files.
+void add_notes(Document& document, const Notes& notes);
 
 /// Rate of bytes that this run itself wrote; 0 if it took no time.
 double bytes_per_second(const RunResult& result);

@@ -154,12 +154,14 @@ std::string unlisted_note(const std::string& manifest, const FilesVerification& 
       list_names(result.unlisted));
 }
 
-/// Prints the report; its notes have been printed. \returns the exit code.
-int finish(const VerifyArguments& arguments, const ComparisonReport& report) {
+/// Prints the report, and notes on replicas that differ; its other notes have been printed. \returns the exit code.
+int finish(const VerifyArguments& arguments, ComparisonReport report) {
+  const Notes divergent = divergent_notes(report.divergent);
+  report.notes.add(divergent);
   if (arguments.json) {
     print_output(to_text(comparison_document(report)));
   } else if (!arguments.quiet) {
-    print_notes(divergent_notes(report.divergent));
+    print_notes(divergent);
     print_text(comparison_text(report));
   }
   return report.same() ? 0 : kExitDifferent;
@@ -190,7 +192,7 @@ int run_verify_sums(const Command& command, const VerifyArguments& arguments, co
   if (!result.unlisted.empty()) report.notes.mismatch(unlisted_note(file, result)).in(file);
   report.found = std::move(result);
   if (arguments.talks()) print_notes(report.notes);
-  return finish(arguments, report);
+  return finish(arguments, std::move(report));
 }
 
 /// Whether A is the manifest's directory and thus its own output, so that its files can be compared.
@@ -245,7 +247,7 @@ int run_verify_tensors(const Command& command, const VerifyArguments& arguments,
   Notes found = report.notes;
   found.remove(a.notes);
   if (arguments.talks()) print_notes(found);
-  return finish(arguments, report);
+  return finish(arguments, std::move(report));
 }
 
 /// Whether the text is JSON, possibly after white space and the byte order mark that some editors add. No line of a
@@ -382,8 +384,7 @@ int run_verify(const Command& command, const VerifyArguments& arguments, Togethe
     const ProgressBar bar(progress, bytes, "comparing", arguments.progress, arguments.quiet);
     report.found = verify(a.map, b.map, how, options, together);
   }
-  if (arguments.json) report.notes.add(divergent_notes(report.divergent));
-  return finish(arguments, report);
+  return finish(arguments, std::move(report));
 }
 
 }  // namespace

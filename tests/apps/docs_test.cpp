@@ -13,6 +13,7 @@
 
 #include "environment.h"
 #include "reshard/base/json.h"
+#include "reshard/base/note.h"
 #include "reshard/layouts/core/layout.h"
 #include "support/files.h"
 #include "support/program.h"
@@ -127,6 +128,12 @@ std::string variables_table() {
   return table;
 }
 
+std::string note_kinds_table() {
+  std::string table = "| kind | meaning |\n|---|---|\n";
+  for (const NoteKindRow& row : kNoteKinds) table += std::string("| `") + row.name + "` | " + row.meaning + " |\n";
+  return table;
+}
+
 /// The string literals of the library's and the program's sources, a line each; adjacent ones are joined.
 std::string messages_in_sources() {
   std::string all;
@@ -215,7 +222,7 @@ TEST_CASE("The C++ and JSON in the documents are those of files that tests read"
   check_renewed(kRepository / GENERATE(as<fs::path>(), "docs/library.md", "docs/families.md"), with_sources);
 }
 
-TEST_CASE("The tables of layouts, their options, the built-in families and the variables are the program's own",
+TEST_CASE("The tables of layouts, options, built-in families, variables and kinds of notes are the program's own",
           "[docs][renewed]") {
   check_renewed(kRepository / "docs/layouts.md", [](const std::string& text) {
     return with_table(with_table(text, "<!-- traits of the layouts -->", traits_table()),
@@ -227,6 +234,23 @@ TEST_CASE("The tables of layouts, their options, the built-in families and the v
   check_renewed(kRepository / "docs/environment.md", [](const std::string& text) {
     return with_table(text, "<!-- variables of the program -->", variables_table());
   });
+  check_renewed(kRepository / "docs/command-line.md", [](const std::string& text) {
+    return with_table(text, "<!-- kinds of notes -->", note_kinds_table());
+  });
+}
+
+TEST_CASE("The schemas of documents with notes name every kind of note, in order", "[docs]") {
+  Json kinds = Json::array();
+  for (const NoteKindRow& row : kNoteKinds) kinds.push_back(row.name);
+  std::size_t with_notes = 0;
+  for (const auto& entry : fs::directory_iterator(kRepository / "docs/schemas")) {
+    const Json schema = Json::parse(read_file(entry.path()));
+    INFO(entry.path());
+    if (!schema.at("properties").contains("notes")) continue;
+    ++with_notes;
+    CHECK(schema.at(Json::json_pointer("/$defs/findings/items/properties/kind/enum")) == kinds);
+  }
+  CHECK(with_notes == 6);
 }
 
 /// The lines below `run: |` in the YAML of a document, as a shell gets them.

@@ -241,7 +241,8 @@ TEST_CASE("verify --json prints one document that says all, with the same exit c
                                            {"max_abs_difference", 2.0}}}},
                                         {"left_behind", json::array()},
                                         {"divergent_replicas", json::array()},
-                                        {"notes", json::array()}});
+                                        {"notes", json::array()},
+                                        {"findings", json::array()}});
   const ProgramResult same = run_well({"verify", files.a, files.a, "--json"});
   CHECK(json::parse(same.out)["same"] == true);
 }
@@ -313,15 +314,25 @@ TEST_CASE(
     check_run(joined(command, {exact.begin(), exact.end() - (command[0] == "verify")}), 3, {});
   }
   run_well({"verify", kModel, whole});
-  const json document = json_of({"verify", kModel, shards.out});
-  REQUIRE(document["divergent_replicas"].size() == 2);
-  for (const json& one : document["divergent_replicas"]) {
-    CHECK(one["drift"] == true);
-    CHECK(one["relative_difference"] > 0);
-    CHECK(one["max_abs_difference"] > 0);
+  const std::string manifest = (shards.dir / "manifest.json").string();  // elsewhere, so that files are not compared
+  fs::copy_file(shards.manifest, manifest);
+  for (const Arguments& command :
+       {Arguments{"verify", kModel, shards.out}, {"verify", shards.out, "--manifest", manifest}}) {
+    const json document = json_of(command);
+    REQUIRE(document["divergent_replicas"].size() == 2);
+    for (const json& one : document["divergent_replicas"]) {
+      CHECK(one["drift"] == true);
+      CHECK(one["relative_difference"] > 0);
+      CHECK(one["max_abs_difference"] > 0);
+    }
+    REQUIRE(document["notes"].size() == 1);
+    CHECK_THAT(document["notes"][0].get<std::string>(), Says("2 tensors drifted apart"));
+    CHECK(document["findings"] ==
+          json::array({{{"kind", "replicas"},
+                        {"text", document["notes"][0]},
+                        {"tensor_count", 2},
+                        {"tensors", {"model.layers.0.input_layernorm.weight", "model.norm.weight"}}}}));
   }
-  REQUIRE(document["notes"].size() == 1);
-  CHECK_THAT(document["notes"][0].get<std::string>(), Says("2 tensors drifted apart"));
 }
 
 TEST_CASE("The option --replicas takes three words, and none beside it that contradicts it") {
@@ -337,10 +348,11 @@ TEST_CASE("verify --json has the notes that people see on standard error") {
   fs::remove(dir / "shards/shards/done");
   const std::string shards = (dir / "shards").string();
   CHECK_THAT(run_reshard({"verify", kModel, shards}).err, Says("has no file \"done\""));
-  const json notes = json_of({"verify", kModel, shards})["notes"];
-  REQUIRE(notes.size() == 2);
-  CHECK(std::any_of(notes.begin(), notes.end(), [](const json& note) {
-    return note.get<std::string>().find("has no file \"done\"") != std::string::npos;
+  const json findings = json_of({"verify", kModel, shards})["findings"];
+  REQUIRE(findings.size() == 2);
+  CHECK(std::any_of(findings.begin(), findings.end(), [](const json& note) {
+    return note["kind"] == "mismatch" &&
+           note["text"].get<std::string>().find("has no file \"done\"") != std::string::npos;
   }));
 }
 

@@ -20,8 +20,12 @@ TEST_CASE("Notes say each thing once, in the order in which they were added") {
   CHECK(notes.texts() == std::vector<std::string>{"left out: a"});
 }
 
-TEST_CASE("Each kind of note has a name") {
-  CHECK(name(NoteKind::kLeftOut) == std::string("left out"));
+TEST_CASE("Each kind of note has a name and a meaning") {
+  for (std::size_t i = 0; i < std::size(kNoteKinds); ++i) {
+    CHECK(kNoteKinds[i].kind == NoteKind(i));
+    CHECK(*kNoteKinds[i].meaning != '\0');
+  }
+  CHECK(name(NoteKind::kLeftOut) == std::string("left_out"));
   CHECK(name(NoteKind::kHint) == std::string("hint"));
 }
 

@@ -52,7 +52,8 @@ class Documents(unittest.TestCase):
         jsonschema.Draft202012Validator.check_schema(schema)
         validator = jsonschema.Draft202012Validator(schema)
         validator.validate(document)
-        for change in ({"unknown": 1}, {"command": 1}, {"notes": None}):
+        self.assertEqual([one["text"] for one in document.get("findings", [])], document.get("notes", []))
+        for change in ({"unknown": 1}, {"command": 1}, {"notes": None}, {"findings": [{"kind": "x", "text": "y"}]}):
             self.assertFalse(validator.is_valid({**document, **change}), change)
         for key in schema["required"]:
             lacking = copy.deepcopy(document)

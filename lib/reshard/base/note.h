@@ -10,25 +10,43 @@
 
 namespace reshard {
 
-/// Classifies notes by what a user can do about them.
+/// Classifies notes by what a user can do about them. `kNoteKinds` below has their meanings.
 enum class NoteKind : std::uint8_t {
-  kLeftOut,   // part of the source is not read or not written
-  kMissing,   // something is absent that the files should contain, or that a program will look for
-  kAssumed,   // not recorded in the files: inferred, or cannot be checked
-  kMismatch,  // files contradict each other or the model, or are not as their writer leaves them
-  kChanged,   // names, dtypes, shapes or values differ from the source's
-  kChosen,    // one of several things is used
-  kReplicas,  // replicas differ
-  kNoEffect,  // an option has no effect
-  kOutput,    // other contents of the output directory, and what earlier runs left there
-  kHint,      // how to continue, and which programs load the result
+  kLeftOut,
+  kMissing,
+  kAssumed,
+  kMismatch,
+  kChanged,
+  kChosen,
+  kReplicas,
+  kNoEffect,
+  kOutput,
+  kHint,
 };
 
-/// \returns "left out", "missing", …
+/// The name and meaning of one NoteKind.
+struct NoteKindRow {
+  NoteKind kind;
+  const char* name;
+  const char* meaning;
+};
+inline constexpr NoteKindRow kNoteKinds[] = {
+    {NoteKind::kLeftOut, "left_out", "part of the source is not read or not written"},
+    {NoteKind::kMissing, "missing", "something is absent that the files should contain, or that a program looks for"},
+    {NoteKind::kAssumed, "assumed", "not recorded in the files: inferred, or cannot be checked"},
+    {NoteKind::kMismatch, "mismatch",
+     "files contradict each other or the model, or are not as their writer leaves them"},
+    {NoteKind::kChanged, "changed", "names, dtypes, shapes or values differ from the source's"},
+    {NoteKind::kChosen, "chosen", "one of several things is used"},
+    {NoteKind::kReplicas, "replicas", "replicas differ"},
+    {NoteKind::kNoEffect, "no_effect", "an option has no effect"},
+    {NoteKind::kOutput, "output", "other contents of the output directory, and what earlier runs left there"},
+    {NoteKind::kHint, "hint", "how to continue, and which programs load the result"},
+};
+
+/// \returns "left_out", "missing", …
 constexpr const char* name(NoteKind kind) {
-  constexpr const char* kNames[] = {"left out", "missing",  "assumed",   "mismatch", "changed",
-                                    "chosen",   "replicas", "no effect", "output",   "hint"};
-  return kNames[static_cast<std::size_t>(kind)];
+  return kNoteKinds[static_cast<std::size_t>(kind)].name;
 }
 
 /// A message for the user that is not an error.
