@@ -20,7 +20,6 @@
 #include "reshard/layouts/found.h"
 #include "reshard/layouts/interrupted_swap.h"
 #include "reshard/layouts/layout_table.h"
-#include "reshard/layouts/peft/sharded_adapter.h"
 #include "reshard/layouts/read_checkpoint.h"
 #include "reshard/plan/job/name_rules.h"
 #include "reshard/plan/source/metadata_model.h"
@@ -103,12 +102,10 @@ void inspect_adapters(Files& files, const std::string& path, const FoundCheckpoi
                       const InspectArguments& arguments) {
   validate_not_swapping(files, found.path);
   std::vector<CheckpointReport> adapters;
-  adapters.reserve(found.adapter_shards.size());
-  AdapterMetadataReader metadata(files);
-  for (const AdapterFolder& folder : found.adapter_shards) {
-    const Checkpoint adapter = read_sharded_adapter(files, folder, {ConfigUse::kLenient, {}, {}, {}}, metadata);
+  const ReadContext context{ConfigUse::kLenient, {}, arguments.source_options, {}};
+  read_each_adapter(files, found, context, [&](const Checkpoint& adapter) {
     adapters.push_back(report_on(path, adapter, matching_tensors(adapter.map, {})));
-  }
+  });
   Notes notes = found.notes;
   for (const CheckpointReport& adapter : adapters) notes.add(adapter.notes);
   if (arguments.json) return print_output(to_text(adapters_document(path, adapters, notes)));

@@ -163,6 +163,17 @@ TEST_CASE("a long note is printed whole, advice included") {
   CHECK(notes == 2);
 }
 
+TEST_CASE("inspect refuses a link out of one of several adapters, and notes options without effect on them") {
+  const TempDir dir;
+  const std::string shards = (dir / "in").string();
+  fs::copy(testdata("golden/lora/llama-tp2-two-adapters/sharded"), shards, fs::copy_options::recursive);
+  check_run({"inspect", shards, "--lora", "base"}, 0, "2 sharded adapters", "--lora has no effect on adapters");
+  const fs::path rank = shards + "/adapter_test/adapter_shards/model/dp_rank_00_tp_rank_00_pp_rank_00.pt";
+  fs::rename(rank, dir / "outside.pt");
+  fs::create_symlink(dir / "outside.pt", rank);
+  check_fails({"inspect", shards}, 3, rank.string() + ": is a link out of the checkpoint");
+}
+
 TEST_CASE("statistics of a whole and a sharded checkpoint are the same, whatever the threads") {
   const TempDir dir;
   const std::string model = golden("llama-tp8-gqa");

@@ -375,18 +375,13 @@ Checkpoint read(Files& files, const FoundLayout& found, const ReadContext& conte
 Checkpoint read_adapters(Files& files, const FoundCheckpoint& found, const ReadContext& context) {
   const std::vector<AdapterFolder>& folders = found.adapter_shards;
   const bool alone = folders.front().alone || (found.kind != SourceKind::kShards && folders.size() == 1);
-  std::vector<Checkpoint> adapters;
-  AdapterMetadataReader metadata(files);
-  for (const AdapterFolder& folder : folders) {
+  for (const AdapterFolder& folder : folders)
     if (!alone && (folder.name.empty() || folder.name == "." || folder.name == ".."))
       throw Error(ErrorKind::kBadInput, "is not called adapter_NAME with a name that a folder can have")
           .in(folder.shards.directory);
-    adapters.push_back(read_sharded_adapter(files, folder, context, metadata));
-    validate_no_outside_links(files, adapters.back());
-  }
-  Checkpoint checkpoint = alone ? std::move(adapters.front()) : join_adapters(found.path, std::move(adapters));
-  note_idle_options(checkpoint, context.options);
-  return checkpoint;
+  std::vector<Checkpoint> adapters;
+  read_each_adapter(files, found, context, [&](Checkpoint adapter) { adapters.push_back(std::move(adapter)); });
+  return alone ? std::move(adapters.front()) : join_adapters(found.path, std::move(adapters));
 }
 
 /// Returns the folders that layouts of ranks write to.
@@ -564,6 +559,17 @@ Checkpoint read_checkpoint(Files& files, const FoundCheckpoint& found, const Rea
 
 Checkpoint read_checkpoint(Files& files, const fs::path& path, const ReadContext& context) {
   return read_checkpoint(files, found_at(files, path), context);
+}
+
+void read_each_adapter(Files& files, const FoundCheckpoint& found, const ReadContext& context,
+                       const std::function<void(Checkpoint)>& take) {
+  AdapterMetadataReader metadata(files);
+  for (const AdapterFolder& folder : found.adapter_shards) {
+    Checkpoint adapter = read_sharded_adapter(files, folder, context, metadata);
+    validate_no_outside_links(files, adapter);
+    note_idle_options(adapter, context.options);
+    take(std::move(adapter));
+  }
 }
 
 Checkpoint read_peft_adapters(Files& files, const std::vector<fs::path>& directories) {
