@@ -7,6 +7,7 @@
 
 #include "color.h"
 #include "reshard/base/strings.h"
+#include "table.h"
 
 namespace reshard::cli {
 namespace {
@@ -40,8 +41,7 @@ std::string summary_of(const Verification& found, const ComparisonReport& report
   const std::size_t wrong = alone + found.different.size(), values = report.other_values.size();
   std::string text = verdict(report);
   if (wrong > 0) text += fmt::format(" {} of {} tensors", wrong, found.compared_tensors + alone);
-  if (values > 0)
-    text += fmt::format("{} {} value{} of the optimizer", wrong > 0 ? "," : "", values, values == 1 ? "" : "s");
+  if (values > 0) text += fmt::format("{} {} of the optimizer", wrong > 0 ? "," : "", plural(values, "value"));
   if (!report.left_behind.empty())
     text += fmt::format("{} {} missing from B", wrong + values > 0 ? "," : "", report.left_behind.size());
   return text + "\n";
@@ -78,12 +78,12 @@ std::string found_text(const ManifestVerification& found, const ComparisonReport
     text += names_text(found.files->missing, "file missing") + names_text(found.files->different, "file differs");
     const std::size_t count =
         report.same() ? found.files->compared_files : found.files->missing.size() + found.files->different.size();
-    files = fmt::format(", {} file{}", count, count == 1 ? "" : "s");
+    files = ", " + plural(count, "file");
   }
   if (report.same())
     return text + fmt::format("{} {} tensors, {}{}\n", verdict(report), found.compared_tensors,
                               format_bytes(found.compared_bytes), files);
-  return text + fmt::format("{} {} tensor{}{}\n", verdict(report), tensors, tensors == 1 ? "" : "s", files);
+  return text + fmt::format("{} {}{}\n", verdict(report), plural(tensors, "tensor"), files);
 }
 
 std::string found_text(const FilesVerification& found, const ComparisonReport& report) {

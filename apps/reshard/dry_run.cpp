@@ -23,10 +23,6 @@ std::string line(const std::string& label, const std::string& text, std::size_t 
   return wrap((label.size() < kLabel ? padded : label + " ") + text, indent) + "\n";
 }
 
-std::string plural(std::uint64_t count, const std::string& noun) {
-  return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
-}
-
 std::string stages_text(const JobReport& report) {
   std::string text;
   for (const auto& [stage, pp_rank, first, last] : report.stages) {
@@ -236,9 +232,8 @@ std::string dry_run_text(const JobReport& report) {
   text += line("", fmt::format("{}{}, {} parameters, {} in {}", report.family.empty() ? "" : report.family + ", ",
                                plural(report.tensors, "tensor"), format_count(report.parameters),
                                format_bytes(report.source_bytes), plural(report.source_files, "file")));
-  if (const std::uint64_t states = report.source_states; states > 0)
-    text += line(
-        "", fmt::format("with {} of the training run", states == 1 ? "1 entry" : fmt::format("{} entries", states)));
+  if (report.source_states > 0)
+    text += line("", fmt::format("with {} of the training run", plural(report.source_states, "entry", "entries")));
   const std::string mesh = line("mesh", mesh_text(report.mesh));
   if (!report.has_ranks && report.mesh.tp * report.mesh.pp * report.mesh.ep > 1) text += mesh;
   for (const Applied& one : report.transforms)

@@ -79,8 +79,7 @@ std::string layouts_overview(const Command& command) {
   if (all.empty()) return {};
   std::string text = wrap(fmt::format("  Options of one layout: reshard {} --help LAYOUT", command.name()), 4) + "\n";
   for (const auto& [layout, count] : all)
-    text += entry(layout->traits().name,
-                  fmt::format("{} ({} option{})", layout->traits().meaning, count, count == 1 ? "" : "s"));
+    text += entry(layout->traits().name, fmt::format("{} ({})", layout->traits().meaning, plural(count, "option")));
   return text;
 }
 

@@ -197,8 +197,8 @@ std::string pickles_text(const std::string& path, const Pickles& pickles) {
                std::to_string(entry.files),
                fmt::format("{}{}", kind_name(entry.name.is),
                            entry.name.is == PickleName::Is::kRecordedWithStorages ? ", with tensors" : "")});
-  return fmt::format("{}: {} file{} with a pickle, read without running anything\n\n", printable(path), pickles.files,
-                     pickles.files == 1 ? "" : "s") +
+  return fmt::format("{}: {} with a pickle, read without running anything\n\n", printable(path),
+                     plural(pickles.files, "file")) +
          table.text() + legend(pickles);
 }
 

@@ -33,7 +33,7 @@ std::string what_text(const CheckpointReport& report) {
   std::set<std::string> paths;  // a file may occur several times, once per compressed item
   for (const auto& [path, bytes] : report.files) paths.insert(path);
   const std::string_view format = name(report.format);
-  const std::string files = fmt::format("{} {} file{}", paths.size(), format, paths.size() == 1 ? "" : "s");
+  const std::string files = plural(paths.size(), fmt::format("{} file", format));
   std::string model = report.model_type.empty() ? "" : fmt::format(" of a {} model", printable(report.model_type));
   if (!report.quant_method.empty()) model += fmt::format(" quantised by {}", printable(report.quant_method));
   if (report.record && !report.has_ranks)
@@ -46,19 +46,18 @@ std::string what_text(const CheckpointReport& report) {
   const std::string what =
       !report.adapters.empty() ? "adapter " + printable(report.adapters.front()) : "checkpoint" + model;
   if (!report.mesh)
-    return fmt::format("sharded {} ({}, {}), {} file{}", what, report.layout, format, paths.size(),
-                       paths.size() == 1 ? "" : "s");
+    return fmt::format("sharded {} ({}, {}), {}", what, report.layout, format, plural(paths.size(), "file"));
   const Mesh& mesh = *report.mesh;
   const std::uint64_t ranks = std::uint64_t{mesh.tp} * mesh.pp * mesh.ep;
-  return fmt::format("sharded {} ({}, {}), tp {} × pp {}{}, {} rank{}", what, report.layout, format, mesh.tp, mesh.pp,
-                     mesh.ep > 1 ? fmt::format(" × ep {}", mesh.ep) : "", ranks, ranks == 1 ? "" : "s");
+  return fmt::format("sharded {} ({}, {}), tp {} × pp {}{}, {}", what, report.layout, format, mesh.tp, mesh.pp,
+                     mesh.ep > 1 ? fmt::format(" × ep {}", mesh.ep) : "", plural(ranks, "rank"));
 }
 
 /// "in addition to the model: 63 optimizer tensors, 197 kB"
 std::string beside_text(const BesideModel& beside) {
   std::vector<std::string> parts;
   const auto add = [&](std::uint64_t count, const char* one, std::uint64_t bytes) {
-    if (count > 0) parts.push_back(fmt::format("{} {}{}, {}", count, one, count == 1 ? "" : "s", format_bytes(bytes)));
+    if (count > 0) parts.push_back(plural(count, one) + ", " + format_bytes(bytes));
   };
   add(beside.optimizer.tensors, "optimizer tensor", beside.optimizer.bytes);
   add(beside.other.tensors, "other tensor", beside.other.bytes);
@@ -81,11 +80,8 @@ std::string groups_text(const std::vector<OptimizerSummary::Group>& groups) {
     std::vector<std::string> values;
     for (const auto& [key, value] : groups[g].values)
       values.push_back(fmt::format("{} {}", printable(key), to_string(value)));
-    const std::uint64_t parameters = groups[g].parameters;
-    text += wrap(fmt::format("  group {}: {} parameter{}; {}", g, parameters, parameters == 1 ? "" : "s",
-                             join(values, ", ")),
-                 4) +
-            "\n";
+    const std::string parameters = plural(groups[g].parameters, "parameter");
+    text += wrap(fmt::format("  group {}: {}; {}", g, parameters, join(values, ", ")), 4) + "\n";
   }
   return text;
 }
@@ -99,10 +95,9 @@ std::string metadata_text(const BesideModel& beside) {
 /// Describes the optimizer's files: states, ranks, step, groups with their hyperparameters.
 std::string optimizer_text(const OptimizerSummary& optimizer) {
   std::string text = states_text(optimizer.states);
-  text += optimizer.is_sharded
-              ? fmt::format("; ZeRO-1 over {} data-parallel rank{}", optimizer.dp, optimizer.dp == 1 ? "" : "s")
-              : "; not split over data-parallel ranks";
-  text += fmt::format("; {} file{}, at most {} of states per rank", optimizer.files, optimizer.files == 1 ? "" : "s",
+  text += optimizer.is_sharded ? "; ZeRO-1 over " + plural(optimizer.dp, "data-parallel rank")
+                               : "; not split over data-parallel ranks";
+  text += fmt::format("; {}, at most {} of states per rank", plural(optimizer.files, "file"),
                       format_bytes(optimizer.most_rank_bytes));
   if (optimizer.step) text += fmt::format("; step {}", *optimizer.step);
   text += optimizer.has_masters ? "" : "; no master weights";
@@ -162,7 +157,7 @@ std::vector<Line> make_lines(const std::vector<TensorReport>& tensors, const Ten
 
 /// Returns the line that counts those that a limit leaves out.
 std::string more_lines(std::size_t count) {
-  return fmt::format("… and {} more line{}\n", count, count == 1 ? "" : "s");
+  return "… and " + plural(count, "more line") + "\n";
 }
 
 /// Applies the limit of the view. \returns the line that counts the others, or nothing.
@@ -314,7 +309,7 @@ std::string inspect_text(const CheckpointReport& report, const TensorView& view)
   if (has_digests && !has_values) return digest_table(report.tensors, view);
   const Totals& totals = report.totals;
   std::string text = fmt::format("{}: {}\n", printable(report.path), what_text(report));
-  text += fmt::format("{} tensor{}{}, {} parameters, {}\n", totals.tensors, totals.tensors == 1 ? "" : "s",
+  text += fmt::format("{}{}, {} parameters, {}\n", plural(totals.tensors, "tensor"),
                       totals.tensors == report.tensor_count ? "" : fmt::format(" of {}", report.tensor_count),
                       format_count(totals.elems), format_bytes(totals.bytes));
   for (const auto& [dtype, part] : report.by_dtype)

@@ -9,6 +9,7 @@
 #include "reshard/plan/proof/job_manifest.h"
 #include "reshard/specs/peft/adapter_metadata.h"
 #include "reshard/tensor/recipes/mean.h"
+#include "table.h"
 
 namespace reshard::cli {
 namespace {
@@ -77,7 +78,7 @@ Notes mean_notes(const Job& job, const RunResult* result) {
   }
   const bool one = linears.size() == 1;
   return Note{NoteKind::kChanged,
-              fmt::format("{} fused linear{} {} (--lora-fuse exact keeps it): {}", linears.size(), one ? "" : "s",
+              fmt::format("{} {} (--lora-fuse exact keeps it): {}", plural(linears.size(), "fused linear"),
                           result != nullptr ? "had lora_A that differ and got their mean, which changes the adapter"
                           : one ? "gets the mean of its lora_A, which changes the adapter unless they are equal"
                                 : "get the mean of their lora_A, which changes the adapter unless they are equal",
@@ -97,8 +98,7 @@ Notes loss_notes(const RunResult& result) {
     }
     if (!tensors.empty())
       notes
-          .changed(fmt::format("{} of {} {} {}: {}{}", values == 1 ? "1 value" : fmt::format("{} values", values),
-                               tensors.size() == 1 ? "1 tensor" : fmt::format("{} tensors", tensors.size()),
+          .changed(fmt::format("{} of {} {} {}: {}{}", plural(values, "value"), plural(tensors.size(), "tensor"),
                                values == 1 ? "was" : "were", what, list_names(tensors), advice))
           .of(tensors);
   };
@@ -171,13 +171,12 @@ Notes divergent_notes(const std::vector<Divergence>& divergent) {
     notes.replicas(fmt::format("… and {} more that differ (all with --json)", others - kShownNotes));
   if (farthest != nullptr)
     notes
-        .replicas(
-            fmt::format("{} drifted apart between ranks in training: using the first rank's values. Largest relative "
-                        "difference {:.2g} (of {}), largest absolute difference {:.2g} (of {}). A rank of another step "
-                        "can look the "
-                        "same; --replicas exact makes this an error",
-                        drifted.size() == 1 ? "1 tensor" : fmt::format("{} tensors", drifted.size()),
-                        farthest->relative, farthest->tensor, largest->max_abs, largest->tensor))
+        .replicas(fmt::format(
+            "{} drifted apart between ranks in training: using the first rank's values. Largest relative "
+            "difference {:.2g} (of {}), largest absolute difference {:.2g} (of {}). A rank of another step "
+            "can look the "
+            "same; --replicas exact makes this an error",
+            plural(drifted.size(), "tensor"), farthest->relative, farthest->tensor, largest->max_abs, largest->tensor))
         .of({drifted.begin(), drifted.end()});
   return notes;
 }

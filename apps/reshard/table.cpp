@@ -67,6 +67,10 @@ std::string shorten(const std::string& text, std::size_t width) {
   return text.substr(0, byte_of(text, head)) + "…" + text.substr(byte_of(text, length - tail));
 }
 
+std::string plural(std::uint64_t count, const std::string& one, const std::string& many) {
+  return std::to_string(count) + " " + (count == 1 ? one : many.empty() ? one + "s" : many);
+}
+
 std::string escaped(const std::string& raw) {
   std::string text;
   for (std::size_t at = 0; at < raw.size();) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -42,6 +43,9 @@ std::size_t display_width(const std::string& text);
 
 /// Shortens `text` to at most `width` columns. Keeps more of its end, where names of tensors and files differ.
 std::string shorten(const std::string& text, std::size_t width);
+
+/// "1 file", "2 files", "0 entries". \param many  if it is not `one` with an s.
+std::string plural(std::uint64_t count, const std::string& one, const std::string& many = {});
 
 /// Escapes unprintable characters in `text` as \xNN.
 std::string escaped(const std::string& text);
