@@ -51,8 +51,8 @@ std::string last_line(const JobReport& report, const Together& together) {
                                   ? fmt::format(" ({} by an earlier run)", format_bytes(result.resumed_bytes))
                                   : std::string();
   const std::string ranks = together.size() > 1 ? fmt::format(" of rank 0 of {}", together.size()) : std::string();
-  return fmt::format("wrote {}{}, {} file{}; read {}; {:.{}f} s, {:.2f} GB/s, peak memory {}{}{}",
-                     format_bytes(result.written_bytes), resumed, result.files, result.files == 1 ? "" : "s",
+  return fmt::format("wrote {}{}, {}; read {}; {:.{}f} s, {:.2f} GB/s, peak memory {}{}{}",
+                     format_bytes(result.written_bytes), resumed, plural(result.files, "file"),
                      result.resumed_bytes > 0 ? format_bytes(result.read_bytes) : read_text(report), result.seconds,
                      result.seconds < 10 ? 2 : 1, rate / 1e9, format_memory(peak_memory_bytes()), ranks, hashed);
 }
@@ -60,12 +60,12 @@ std::string last_line(const JobReport& report, const Together& together) {
 /// \throws ReaderGone, or an Error that also states that the outputs are complete.
 void print_report(const Job& job, const CommonArguments& arguments, const OutputSpace& space, const RunResult& result,
                   const Together& together) {
+  if (arguments.quiet && !arguments.json) return;
   try {
-    if (arguments.talks()) print_notes(run_notes(job, &result));
-    if (arguments.json)
-      print_output(to_text(job_document(report_on(job, space, &result))));
-    else if (!arguments.quiet)
-      print_text(last_line(report_on(job, space, &result), together) + "\n");
+    const JobReport report = report_on(job, space, &result);
+    if (arguments.json) return print_output(to_text(job_document(report)));
+    print_notes(run_notes(job, &result));
+    print_text(last_line(report, together) + "\n");
   } catch (const ReaderGone&) {
     throw;
   } catch (...) {
@@ -161,6 +161,28 @@ Notes look_for_earlier_runs(const Job& job, const CommonArguments& arguments, St
   return notes;
 }
 
+/// Compares the source files with their known SHA-256, for --check-inputs and --check-against. \returns notes on how many
+/// have one.
+Notes check_sources(Job& job, const CommonArguments& arguments, RunOptions options, Together& together) {
+  Progress progress;
+  options.progress = &progress;
+  {
+    const ProgressBar bar(progress, source_bytes(job), "checking inputs", arguments.progress, arguments.quiet);
+    job.source_digests = check_inputs(job, options, together, arguments.check_against.value_or(""));
+  }
+  const std::size_t count = job.source_digests.size();
+  const auto others = std::count_if(job.source.files.begin(), job.source.files.end(),
+                                    [&](const SourceFile& file) { return job.source_digests.count(file.path) == 0; });
+  Notes notes;
+  if (others > 0)
+    notes.assumed(
+        fmt::format("{} without a known SHA-256 ha{} the CRC-32 that torch.save wrote: that finds damage, not forgery",
+                    plural(others, "source file"), others == 1 ? "s" : "ve"));
+  if (count > 0)
+    notes.hint(fmt::format("{} ha{} the expected SHA-256", plural(count, "source file"), count == 1 ? "s" : "ve"));
+  return notes;
+}
+
 }  // namespace
 
 void print_notes(const Notes& notes) {
@@ -212,27 +234,8 @@ void run_job(const Command& command, const std::function<std::unique_ptr<Job>()>
     return;
   }
   const OutputSpace space = together.leads() ? output_space(options.stores.target(), job) : OutputSpace();
-  if (arguments.check_inputs || arguments.check_against) {
-    Progress reading;
-    RunOptions read_options = options;
-    read_options.progress = &reading;
-    {
-      const ProgressBar bar(reading, source_bytes(job), "checking inputs", arguments.progress, arguments.quiet);
-      job.source_digests = check_inputs(job, read_options, together, arguments.check_against.value_or(""));
-    }
-    const std::size_t count = job.source_digests.size();
-    const auto others = std::count_if(job.source.files.begin(), job.source.files.end(),
-                                      [&](const SourceFile& file) { return job.source_digests.count(file.path) == 0; });
-    if (others > 0)
-      tell(Note{NoteKind::kAssumed,
-                fmt::format(
-                    "{} without a known SHA-256 ha{} the CRC-32 that torch.save wrote: that finds damage, not forgery",
-                    others == 1 ? std::string("1 source file") : fmt::format("{} source files", others),
-                    others == 1 ? "s" : "ve")});
-    if (count > 0)
-      tell(Note{NoteKind::kHint, count == 1 ? std::string("1 source file has the expected SHA-256")
-                                            : fmt::format("{} source files have the expected SHA-256", count)});
-  }
+  if (arguments.check_inputs || arguments.check_against)
+    for (const Note& note : check_sources(job, arguments, options, together)) tell(note);
   RunResult result;
   {
     const ProgressBar bar(progress, job.program.write_bytes, "writing", arguments.progress, arguments.quiet);
