@@ -36,6 +36,7 @@
 #include "reshard/plan/source/tags.h"
 #include "reshard/specs/config/model_config.h"
 #include "run_job.h"
+#include "table.h"
 
 namespace reshard::cli {
 namespace {
@@ -143,7 +144,7 @@ Notes notes_of(const VerifyArguments& arguments, const Checkpoint& a, const Chec
 
 std::string states_left_note(std::uint64_t count, const Checkpoint& checkpoint) {
   return fmt::format("the manifest has {} of training state, which {} not compared{}",
-                     count == 1 ? "1 entry" : fmt::format("{} entries", count), count == 1 ? "is" : "are",
+                     plural(count, "entry", "entries"), count == 1 ? "is" : "are",
                      checkpoint.leaves_states ? ": `with-optimizer` compares them" : "");
 }
 
@@ -154,14 +155,15 @@ std::string unlisted_note(const std::string& manifest, const FilesVerification& 
       list_names(result.unlisted));
 }
 
-/// Prints the report, and notes on replicas that differ; its other notes have been printed. \returns the exit code.
-int finish(const VerifyArguments& arguments, ComparisonReport report) {
-  const Notes divergent = divergent_notes(report.divergent);
-  report.notes.add(divergent);
+/// Prints the report and the notes `found` by the comparison, including those on replicas that differ; the report's
+/// other notes have been printed. \returns the exit code.
+int finish(const VerifyArguments& arguments, ComparisonReport report, Notes found) {
+  found.add(divergent_notes(report.divergent));
+  report.notes.add(found);
   if (arguments.json) {
     print_output(to_text(comparison_document(report)));
   } else if (!arguments.quiet) {
-    print_notes(divergent);
+    print_notes(found);
     print_text(comparison_text(report));
   }
   return report.same() ? 0 : kExitDifferent;
@@ -188,11 +190,9 @@ int run_verify_sums(const Command& command, const VerifyArguments& arguments, co
     const ProgressBar bar(*options.progress, bytes, "comparing", arguments.progress, arguments.quiet);
     result = verify_files(arguments.a, files, options, together);
   }
-  ComparisonReport report{.a = arguments.a, .b = file};
-  if (!result.unlisted.empty()) report.notes.mismatch(unlisted_note(file, result)).in(file);
-  report.found = std::move(result);
-  if (arguments.talks()) print_notes(report.notes);
-  return finish(arguments, std::move(report));
+  Notes found;
+  if (!result.unlisted.empty()) found.mismatch(unlisted_note(file, result)).in(file);
+  return finish(arguments, {.a = arguments.a, .b = file, .found = std::move(result)}, std::move(found));
 }
 
 /// Whether A is the manifest's directory and thus its own output, so that its files can be compared.
@@ -239,15 +239,12 @@ int run_verify_tensors(const Command& command, const VerifyArguments& arguments,
     result = verify_manifest(a.map, manifest, file, options, together);
     if (compares_files) result.files = verify_manifest_files(manifest, arguments.a, options, together);
   }
+  Notes found;
+  if (result.states_left > 0) found.left_out(states_left_note(result.states_left, a)).in(file);
+  if (result.files && !result.files->unlisted.empty()) found.mismatch(unlisted_note(file, *result.files)).in(file);
   report.notes = a.notes;
-  if (result.states_left > 0) report.notes.left_out(states_left_note(result.states_left, a)).in(file);
-  if (result.files && !result.files->unlisted.empty())
-    report.notes.mismatch(unlisted_note(file, *result.files)).in(file);
   report.found = std::move(result);
-  Notes found = report.notes;
-  found.remove(a.notes);
-  if (arguments.talks()) print_notes(found);
-  return finish(arguments, std::move(report));
+  return finish(arguments, std::move(report), std::move(found));
 }
 
 /// Whether the text is JSON, possibly after white space and the byte order mark that some editors add. No line of a
@@ -384,7 +381,7 @@ int run_verify(const Command& command, const VerifyArguments& arguments, Togethe
     const ProgressBar bar(progress, bytes, "comparing", arguments.progress, arguments.quiet);
     report.found = verify(a.map, b.map, how, options, together);
   }
-  return finish(arguments, std::move(report));
+  return finish(arguments, std::move(report), {});
 }
 
 }  // namespace
