@@ -252,10 +252,6 @@ std::uint32_t parse_degree(const std::string& option, const std::string& text, s
   return static_cast<std::uint32_t>(*value);
 }
 
-std::uint32_t parse_threads(const std::string& text) {
-  return text.empty() ? 0 : parse_degree("--threads", text, kMaxThreads);
-}
-
 void validate_is_directory_name(const std::string& argument, const std::string& directory) {
   const std::filesystem::path path(directory);
   Storage& target = open_storage(path);
@@ -263,26 +259,6 @@ void validate_is_directory_name(const std::string& argument, const std::string& 
   throw Error(ErrorKind::kUsage, argument + " is a directory to write to, but this is the name of a file")
       .in(path)
       .hint("give a directory; the files in it get the names that loaders look for, such as model.safetensors");
-}
-
-std::vector<std::string> parse_names(const std::string& text) {
-  constexpr std::string_view kAround = " \t\n[]()'\"";
-  std::vector<std::string> names;
-  for (const std::string& part : split(text, ',')) {
-    const std::size_t begin = std::min(part.find_first_not_of(kAround), part.size());
-    const std::size_t end = part.find_last_not_of(kAround);
-    names.push_back(end == part.npos ? std::string() : part.substr(begin, end + 1 - begin));
-  }
-  if (names.size() == 1 && names.front().empty()) names.clear();  // an empty list
-  return names;
-}
-
-std::uint64_t parse_bytes(const std::string& option, const std::string& text) {
-  const auto bytes = parse_size(text);
-  if (!bytes)
-    throw Error(ErrorKind::kUsage, fmt::format("{}: \"{}\" is not a size", option, printable(text)))
-        .hint("write a number with KB, MB, GB, TB (powers of 1000) or KiB, MiB, GiB, TiB (powers of 1024)");
-  return *bytes;
 }
 
 void add_replicas(Command command, ReplicaArguments& arguments, bool may_skip) {
@@ -304,10 +280,6 @@ Replicas replicas_of(const ReplicaArguments& arguments) {
   if (arguments.allow_divergent || arguments.replicas == "first") return Replicas::kFirst;
   return arguments.replicas == "exact" ? Replicas::kExact : Replicas::kDrift;
 }
-
-}  // namespace
-
-namespace {
 
 /// Other names of file formats: file extensions, and Transformers' names.
 constexpr std::pair<std::string_view, std::string_view> kOtherFormats[] = {
@@ -352,6 +324,39 @@ Error unknown_layout(const std::string& option, const std::string& text, LayoutF
               fmt::format("{}: \"{}\" is not one of {}", option, printable(text), join(names, ", ")));
   error.hint(hint_for_layout(option, text, names, wanted));
   return error;
+}
+
+/// Returns a format that one of the `wanted` layouts has; the error lists these formats.
+Format parse_format(const std::string& option, const std::string& text, LayoutFilter wanted) {
+  if (const auto format = format_from_name(text)) return *format;
+  const std::vector<std::string> names = names_of_formats(wanted);
+  Error error(ErrorKind::kUsage,
+              fmt::format("{}: \"{}\" is not one of {}", option, printable(text), join(names, ", ")));
+  const std::string own = own_format(text);
+  const std::string guess = own != text ? own : nearest(text, names);
+  if (!guess.empty()) error.hint("did you mean " + guess + "?");
+  throw error;
+}
+
+/// Parses the names in a list: "a,b", "a, b", or as Python prints it, "['a', 'b']".
+std::vector<std::string> parse_names(const std::string& text) {
+  constexpr std::string_view kAround = " \t\n[]()'\"";
+  std::vector<std::string> names;
+  for (const std::string& part : split(text, ',')) {
+    const std::size_t begin = std::min(part.find_first_not_of(kAround), part.size());
+    const std::size_t end = part.find_last_not_of(kAround);
+    names.push_back(end == part.npos ? std::string() : part.substr(begin, end + 1 - begin));
+  }
+  if (names.size() == 1 && names.front().empty()) names.clear();  // an empty list
+  return names;
+}
+
+std::uint64_t parse_bytes(const std::string& option, const std::string& text) {
+  const auto bytes = parse_size(text);
+  if (!bytes)
+    throw Error(ErrorKind::kUsage, fmt::format("{}: \"{}\" is not a size", option, printable(text)))
+        .hint("write a number with KB, MB, GB, TB (powers of 1000) or KiB, MiB, GiB, TiB (powers of 1024)");
+  return *bytes;
 }
 
 }  // namespace
@@ -461,20 +466,9 @@ LoraFuse parse_lora_fuse(const std::string& text) {
   return text == "same" ? LoraFuse::kSame : LoraFuse::kMean;
 }
 
-Format parse_format(const std::string& option, const std::string& text, LayoutFilter wanted) {
-  if (const auto format = format_from_name(text)) return *format;
-  const std::vector<std::string> names = names_of_formats(wanted);
-  Error error(ErrorKind::kUsage,
-              fmt::format("{}: \"{}\" is not one of {}", option, printable(text), join(names, ", ")));
-  const std::string own = own_format(text);
-  const std::string guess = own != text ? own : nearest(text, names);
-  if (!guess.empty()) error.hint("did you mean " + guess + "?");
-  throw error;
-}
-
 RunOptions run_options(const MovingArguments& arguments, const ReplicaArguments& replicas) {
   RunOptions options;
-  options.threads = parse_threads(arguments.threads);
+  if (!arguments.threads.empty()) options.threads = parse_degree("--threads", arguments.threads, kMaxThreads);
   options.replicas = replicas_of(replicas);
   options.max_memory_bytes = parse_bytes("--max-memory", arguments.max_memory);
   if (options.max_memory_bytes < kMinMemoryBytes)

@@ -137,26 +137,12 @@ Overflow overflow_of(const CastArguments& arguments);
 
 LoraFuse parse_lora_fuse(const std::string& text);
 
-/// Returns a format that one of the `wanted` layouts has; the error lists these formats.
-/// \throws Error kUsage.
-Format parse_format(const std::string& option, const std::string& text, LayoutFilter wanted);
-
 /// \throws Error kUsage, naming the option, for anything that is not a whole number from 1 to `max`.
 std::uint32_t parse_degree(const std::string& option, const std::string& text, std::uint32_t max);
-
-/// Parses --threads; an empty `text` means 0, the default.
-/// \throws Error kUsage.
-std::uint32_t parse_threads(const std::string& text);
 
 /// \throws Error kUsage for an output directory that is named like a weights file, such as "model.safetensors", and
 /// does not exist. `argument` is its name in the help.
 void validate_is_directory_name(const std::string& argument, const std::string& directory);
-
-/// Parses the names in a list: "a,b", "a, b", or as Python prints it, "['a', 'b']".
-std::vector<std::string> parse_names(const std::string& text);
-
-/// \throws Error kUsage, naming the option, for text that parse_size rejects.
-std::uint64_t parse_bytes(const std::string& option, const std::string& text);
 
 /// \throws Error kUsage.
 RunOptions run_options(const MovingArguments& arguments, const ReplicaArguments& replicas = {});

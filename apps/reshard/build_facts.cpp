@@ -55,11 +55,12 @@ std::string allocator() {
   return libc_name();
 }
 
-}  // namespace
-
+/// Whether the program is statically linked and so cannot load plug-ins.
 bool is_static() {
   return ::getauxval(AT_BASE) == 0;  // no dynamic linker
 }
+
+}  // namespace
 
 std::string libc_name() {
 #ifdef __GLIBC__

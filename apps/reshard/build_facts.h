@@ -7,9 +7,6 @@ namespace reshard::cli {
 /// How this program was built: architecture, compiler, linking, memory allocator, instruction sets.
 Document build_facts();
 
-/// Whether the program is statically linked and so cannot load plug-ins.
-bool is_static();
-
 /// "glibc 2.36", the library that the program runs with; "unknown" for others than glibc.
 std::string libc_name();
 
