@@ -142,6 +142,11 @@ JobReport report_on(const Job& job, const OutputSpace& space, const RunResult* r
   return report;
 }
 
+double bytes_per_second(const RunResult& result) {
+  const std::uint64_t written = result.written_bytes - std::min(result.written_bytes, result.resumed_bytes);
+  return result.seconds > 0 ? static_cast<double>(written) / result.seconds : 0;
+}
+
 Notes run_notes(const Job& job, const RunResult* result) {
   Notes notes = mean_notes(job, result);
   if (result == nullptr) return notes;

@@ -68,6 +68,9 @@ struct JobReport {
 /// \param result  null if the job has not run; borrowed by the report.
 JobReport report_on(const Job& job, const OutputSpace& space, const RunResult* result);
 
+/// Rate of bytes that this run itself wrote; 0 if it took no time.
+double bytes_per_second(const RunResult& result);
+
 /// Returns the notes that the job itself does not have: on fused linears that get the mean of their lora_A (all of them
 /// if `result` is null, otherwise those whose lora_A differed), and on what the run found.
 Notes run_notes(const Job& job, const RunResult* result);

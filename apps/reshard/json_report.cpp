@@ -81,11 +81,6 @@ void add_notes(Document& document, const Notes& notes) {
   document["findings"] = std::move(findings);
 }
 
-double bytes_per_second(const RunResult& result) {
-  const std::uint64_t written = result.written_bytes - std::min(result.written_bytes, result.resumed_bytes);
-  return result.seconds > 0 ? static_cast<double>(written) / result.seconds : 0;
-}
-
 Document job_document(const JobReport& report) {
   Document json;
   json["command"] = report.command;

@@ -17,9 +17,6 @@ Document job_document(const JobReport& report);
 /// many there are) and files.
 void add_notes(Document& document, const Notes& notes);
 
-/// Rate of bytes that this run itself wrote; 0 if it took no time.
-double bytes_per_second(const RunResult& result);
-
 /// Returns one object per replica: tensor, text, and whether it drifted and how far.
 Document divergent_document(const std::vector<Divergence>& divergent);
 
