@@ -122,42 +122,33 @@ void look_at_output(const Job& job, const CommonArguments& arguments, const Stor
   }
 }
 
+/// Describes the staging directory of an earlier run, and says what to do about it. Empty if another note does.
+std::string advice_on(const EarlierRun& run, const CommonArguments& arguments) {
+  using State = EarlierRun::State;
+  if (run.state == State::kLives) return "in use by a running reshard";
+  if (run.state == State::kSwaps)
+    return "left by a run that was killed while it published its outputs: the next run into this directory moves the "
+           "rest";
+  if (arguments.clean || (arguments.resume && run.journal == JournalFound::kNone)) return {};
+  if (run.state == State::kUnknown)
+    return "left by an interrupted run, or in use by a running reshard on another machine, which cannot be seen from "
+           "here; if no reshard is running, delete it or try --clean";
+  if (run.state == State::kForeign)
+    return "looks like a stale staging directory, but is left alone: " + run.why_foreign;
+  if (run.journal == JournalFound::kUnreadable)
+    return "left by an interrupted run, with a journal that is damaged or from another version of reshard: --clean "
+           "deletes it";
+  if (run.journal == JournalFound::kNone)
+    return "left by an interrupted run that cannot be resumed (it has no journal): --clean deletes it";
+  return arguments.resume ? "" : "left by an interrupted run: --resume continues it, --clean deletes it";
+}
+
 /// Notes on staging directories of earlier runs, in the output directory and next to it.
 Notes look_for_earlier_runs(const Job& job, const CommonArguments& arguments, Storage& storage) {
   Notes notes;
-  for (const EarlierRun& run : earlier_runs(storage, job)) {
-    const std::string what = fmt::format("{}: {}", run.root.string(), format_bytes(run.size_bytes));
-    if (run.state == EarlierRun::State::kLives)
-      notes.output(what + ", in use by a running reshard").in(run.root);
-    else if (run.state == EarlierRun::State::kSwaps)
-      notes
-          .output(what +
-                  ", left by a run that was killed while it published its outputs: the next run into this "
-                  "directory moves the rest")
-          .in(run.root);
-    else if (arguments.clean || (arguments.resume && run.journal == JournalFound::kNone))
-      continue;  // another note will describe it
-    else if (run.state == EarlierRun::State::kUnknown)
-      notes
-          .output(what +
-                  ", left by an interrupted run, or in use by a running reshard on another machine, which cannot be "
-                  "seen from here; if no reshard is running, delete it or try --clean")
-          .in(run.root);
-    else if (run.state == EarlierRun::State::kForeign)
-      notes.output(what + ", looks like a stale staging directory, but is left alone: " + run.why_foreign).in(run.root);
-    else if (run.journal == JournalFound::kUnreadable)
-      notes
-          .output(what +
-                  ", left by an interrupted run, with a journal that is damaged or from another version of reshard: "
-                  "--clean "
-                  "deletes it")
-          .in(run.root);
-    else if (run.journal == JournalFound::kNone)
-      notes.output(what + ", left by an interrupted run that cannot be resumed (it has no journal): --clean deletes it")
-          .in(run.root);
-    else if (!arguments.resume)
-      notes.output(what + ", left by an interrupted run: --resume continues it, --clean deletes it").in(run.root);
-  }
+  for (const EarlierRun& run : earlier_runs(storage, job))
+    if (const std::string advice = advice_on(run, arguments); !advice.empty())
+      notes.output(fmt::format("{}: {}, {}", run.root.string(), format_bytes(run.size_bytes), advice)).in(run.root);
   return notes;
 }
 
