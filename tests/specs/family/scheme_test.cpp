@@ -100,7 +100,7 @@ TEST_CASE("A version that is not listed has the name of the next newer one, and 
 TEST_CASE("Changes say how an entry follows from its parameters") {
   const auto read = [](const std::string& changes) {
     return scheme_of(R"({"program": "p", "of_ranks": true, "entries": [{"entry": "e", "parameters": ["w", "w"],
-        "dims": "row -> +row", "multiple": "8 * size", "changes": )" +
+        "dims": "row -> +row", "multiple": "8 * size", "copies": [{"entry": "copy"}], "changes": )" +
                      changes + "}]}");
   };
   const Scheme scheme = scheme_for(read(R"(["[0::2]", "[1::2] + 1 / parts"])"), "mine", {"w"},
@@ -110,6 +110,7 @@ TEST_CASE("Changes say how an entry follows from its parameters") {
   CHECK((even.first == 0 && even.step == 2 && even.plus == 0 && even.divisor == 1));
   CHECK((odd.first == 1 && odd.step == 2 && odd.plus == 1 && odd.divisor == 0));
   CHECK(entry.ranks.multiple == 24);
+  CHECK(entry.copies.at(0).ranks.multiple == 24);
   for (const std::string changes : {R"(["[2::2]", "+ 1"])", R"(["[0::2]"])", R"(["+ 0", "+ 1"])", R"(["/ 2", "+ 1"])",
                                     R"(["1 + 1", "+ 1"])", R"(["+ 1 [0::2]", "+ 1"])"})
     CHECK_THAT(error_of([&] { read(changes); }).what(), Says("\"changes\""));

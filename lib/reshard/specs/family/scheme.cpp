@@ -53,8 +53,9 @@ std::optional<SchemeEntry> with_settings(SchemeEntry entry, const Expression::Lo
   if (is_off(entry)) return std::nullopt;
   if (entry.multiple_of) entry.ranks.multiple = entry.multiple_of.size(settings);
   std::erase_if(entry.constants, is_off);
-  std::erase_if(entry.copies, is_off);
-  for (SchemeEntry& copy : entry.copies) std::erase_if(copy.constants, is_off);
+  std::vector<SchemeEntry> copies = std::exchange(entry.copies, {});
+  for (SchemeEntry& copy : copies)
+    if (auto own = with_settings(std::move(copy), settings)) entry.copies.push_back(std::move(*own));
   return entry;
 }
 
