@@ -66,6 +66,7 @@ void note_foreign_prefix(Checkpoint& checkpoint) {
 void find_config(Files& files, Checkpoint& checkpoint, const ConfigChoice& choice) {
   const bool looks_at_own = choice.path.empty() || choice.where_missing;
   const auto own = looks_at_own ? find_model_config(files, checkpoint.directory) : std::nullopt;
+  checkpoint.config = {};
   checkpoint.config.is_given = !choice.path.empty() && !own;
   if (checkpoint.config.is_given && files.is_directory(choice.path))
     checkpoint.config.path = find_model_config(files, choice.path).value_or(choice.path / kConfigFile);

@@ -164,7 +164,8 @@ Checkpoint join_adapters(const fs::path& path, std::vector<Checkpoint> checkpoin
   joint.layout = checkpoints.front().layout;
   joint.format = checkpoints.front().format;
   joint.mesh = checkpoints.front().mesh;
-  joint.config = checkpoints.front().config;
+  joint.config.path = checkpoints.front().config.path;
+  joint.config.is_given = checkpoints.front().config.is_given;
   joint.path = joint.directory = path;
   std::set<std::string> names;
   for (const Checkpoint& checkpoint : checkpoints) names.insert(checkpoint.adapters.front().name);
