@@ -100,7 +100,6 @@ void read_values(const SourceMap& map, const InspectArguments& arguments, RunOpt
 /// Prints an overview of several adapters in one directory.
 void inspect_adapters(Files& files, const std::string& path, const FoundCheckpoint& found,
                       const InspectArguments& arguments) {
-  validate_not_swapping(files, found.path);
   std::vector<CheckpointReport> adapters;
   const ReadContext context{ConfigUse::kLenient, {}, arguments.source_options, {}};
   read_each_adapter(files, found, context, [&](const Checkpoint& adapter) {

@@ -313,18 +313,19 @@ void note_misfits(Checkpoint& checkpoint) {
       checkpoint.notes.mismatch(fmt::format("{} does not explain these tensors: {}", config, list_names(besides)))
           .of(besides);
   } catch (const Error& error) {
-    if (error.kind() == ErrorKind::kUnsupported)
-      checkpoint.notes.mismatch(error.what()).in(error.path());
-    else if (checkpoint.config.is_given)
-      checkpoint.notes.mismatch(fmt::format("{} seems to belong to another model: {}", config, error.what()))
-          .in(checkpoint.config.path);
-    else
-      checkpoint.notes
-          .mismatch(fmt::format(
-              "{}: {}", error.what(),
-              error.hint().empty() ? fmt::format("the checkpoint is incomplete, or {} belongs to another model", config)
-                                   : error.hint()))
-          .in(error.path());
+    std::string text = error.what();
+    if (error.kind() != ErrorKind::kUnsupported && checkpoint.config.is_given)
+      text = fmt::format("{} seems to belong to another model: {}", config, text);
+    else if (error.kind() != ErrorKind::kUnsupported)
+      text += ": " + (error.hint().empty()
+                          ? fmt::format("the checkpoint is incomplete, or {} belongs to another model", config)
+                          : error.hint());
+    Misfits misfits = find_misfits(checkpoint.map.logical, *checkpoint.model);
+    const bool is_missing = !misfits.missing.empty();
+    for (const Misfits::Shape& other : misfits.shapes) misfits.missing.push_back(other.tensor->name);
+    checkpoint.notes.add({is_missing ? NoteKind::kMissing : NoteKind::kMismatch, std::move(text)})
+        .of(std::move(misfits.missing))
+        .in(checkpoint.config.is_given ? checkpoint.config.path : fs::path(error.path()));
   }
 }
 
@@ -334,7 +335,7 @@ void note_emptied(Checkpoint& checkpoint) {
   const auto emptied = emptied_parameters(checkpoint.map.logical, nullptr);
   if (emptied.empty()) return;
   const Error error = emptied_error(emptied);
-  checkpoint.notes.mismatch(fmt::format("{}: {}", error.what(), error.hint())).in(error.path());
+  checkpoint.notes.mismatch(fmt::format("{}: {}", error.what(), error.hint())).of(emptied).in(error.path());
 }
 
 /// Notes which other system the names belong to, if no model explains them.
@@ -563,10 +564,12 @@ Checkpoint read_checkpoint(Files& files, const fs::path& path, const ReadContext
 
 void read_each_adapter(Files& files, const FoundCheckpoint& found, const ReadContext& context,
                        const std::function<void(Checkpoint)>& take) {
+  validate_not_swapping(files, found.path);
   AdapterMetadataReader metadata(files);
   for (const AdapterFolder& folder : found.adapter_shards) {
     Checkpoint adapter = read_sharded_adapter(files, folder, context, metadata);
     validate_no_outside_links(files, adapter);
+    if (context.use == ConfigUse::kLenient) note_emptied(adapter);
     note_idle_options(adapter, context.options);
     take(std::move(adapter));
   }

@@ -95,7 +95,7 @@ Notes partition_notes(const Model& model, std::uint64_t tp) {
   Notes notes = model.notes;
   if (auto note = unchecked_heads_note(model, tp)) notes.assumed(std::move(*note));
   if (const auto names = replicated_modules(model); !names.empty())
-    notes.hint("replicated on every tensor-parallel rank: " + list_names(names));
+    notes.hint("replicated on every tensor-parallel rank: " + list_names(names)).of(names);
   return notes;
 }
 
