@@ -10,8 +10,8 @@
 //   request.target.tp = 8;
 //   execute(*plan_shard(all_files(), request), RunOptions{});
 //
-//   const Checkpoint whole = read_checkpoint(all_files(), "Qwen3-8B", {});
-//   const Checkpoint shards = read_checkpoint(all_files(), "shards", {});
+//   const Checkpoint whole = read_checkpoint(all_files(), "Qwen3-8B", {ConfigUse::kStrict});
+//   const Checkpoint shards = read_checkpoint(all_files(), "shards", {ConfigUse::kStrict});
 //   const bool are_same = verify(whole.map, shards.map, VerifyOptions{}, RunOptions{}).same();
 //   const TensorDigest of_first = compute_digests(whole.map, {0}, RunOptions{}).front();
 //

@@ -3,7 +3,7 @@
 #include <reshard/reshard.h>
 
 #include <cstdio>
-#include <numeric>
+#include <vector>
 
 using namespace reshard;
 
@@ -15,15 +15,17 @@ int main(int argc, char** argv) try {
   request.target.tp = 2;
   execute(*plan_shard(all_files(), request), RunOptions{});
 
-  const Checkpoint model = read_checkpoint(all_files(), argv[1], {}),
-                   shards = read_checkpoint(all_files(), argv[2], {});
+  const ReadContext strict{ConfigUse::kStrict};
+  const Checkpoint model = read_checkpoint(all_files(), argv[1], strict);
+  const Checkpoint shards = read_checkpoint(all_files(), argv[2], strict);
   if (!verify(model.map, shards.map, VerifyOptions{}, RunOptions{}).same()) return 1;
 
-  std::vector<std::uint32_t> all(shards.map.logical.size());
-  std::iota(all.begin(), all.end(), 0u);
-  const std::vector<TensorDigest> digests = compute_digests(shards.map, all, RunOptions{});
-  for (const std::uint32_t t : all)
-    std::printf("%s  %s\n", to_hex(digests[t].digest).c_str(), shards.map.logical[t].name.c_str());
+  std::vector<std::uint32_t> wanted;  // all but the constants that ranks contain in addition to the model
+  for (std::uint32_t t = 0; t < shards.map.logical.size(); ++t)
+    if (shards.map.logical[t].constant() == nullptr) wanted.push_back(t);
+  const std::vector<TensorDigest> digests = compute_digests(shards.map, wanted, RunOptions{});
+  for (std::size_t i = 0; i < wanted.size(); ++i)
+    std::printf("%s  %s\n", to_hex(digests[i].digest).c_str(), shards.map.logical[wanted[i]].name.c_str());
 } catch (const Error& error) {
   std::fprintf(stderr, "%s\n", error.what());
   return 1;
