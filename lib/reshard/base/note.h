@@ -56,7 +56,7 @@ struct Note {
   std::vector<std::string> tensors = {};  // all that it is about, although the text may list only the first
   std::string file = {};                  // the file or directory that it is about
 
-  /// These two leave a note that was there already as it is.
+  // These two change only a note that has no tensors, or no file.
   Note& of(std::vector<std::string> names) {
     if (tensors.empty()) tensors = std::move(names);
     return *this;

@@ -32,7 +32,9 @@ TEST_CASE("A tensor whose name is the prefix of all others keeps it, and so do t
   adapter.emplace_back("base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight");
   CHECK(names_of(adapter) == adapter);
   adapter.emplace_back("base_model.model.model.layers.0.self_attn.q_proj.base_layer.weight");
-  CHECK(names_of(adapter) != adapter);  // a model with an adapter in it
+  std::vector<std::string> bare = adapter;  // a model with an adapter in it
+  for (std::string& name : bare) name.erase(0, std::string_view("base_model.model.").size());
+  CHECK(names_of(adapter) == bare);
 }
 
 }  // namespace

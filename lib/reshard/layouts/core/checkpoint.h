@@ -49,7 +49,7 @@ struct CheckpointConfig {
   std::filesystem::path path;          // empty if it was not found
   bool is_given = false;               // `path` comes from ConfigChoice
   std::optional<ModelConfig> content;  // set by read_config
-  std::vector<ConfigChange> changes;   // which the tensors show, in addition to whether embeddings are tied
+  std::vector<ConfigChange> changes;   // that the tensors show; whether embeddings are tied is not among them
 };
 
 /// Tensors of adapters and further models that the map of a checkpoint lacks.

@@ -122,7 +122,7 @@ std::set<std::string> names_with(const Model& model, const OptionValues& form, c
 
 namespace {
 
-constexpr const char* kPaddedExperts = "experts_of_256";  // in SchemeEntry::share
+constexpr const char* kPaddedExperts = "experts_of_256";  // in SchemeEntry::RankSplit::share
 
 }  // namespace
 

@@ -37,7 +37,7 @@ struct ExpertShare {
   PaddedShapes padded_shapes;  // null: all keep their shape
 };
 
-/// The ways in which a layout shares parameters, by SchemeEntry::share.
+/// The ways in which a layout shares parameters, by SchemeEntry::RankSplit::share.
 struct RankShares {
   std::map<std::string, RankShare, std::less<>> usual;
   std::map<std::string, ExpertShare, std::less<>> experts;
@@ -58,7 +58,7 @@ struct HeadCounts {
 };
 
 /// Returns the numbers of heads of a model: those that the model declares, or else those that follow from the shapes of
-/// the entries with SchemeEntry::heads.
+/// the entries with SchemeEntry::RankSplit::heads.
 HeadCounts head_counts(const Model& model, const WrittenNames& names);
 
 /// Creates the rules of a model's tensors on ranks from the entries of a scheme for ranks.

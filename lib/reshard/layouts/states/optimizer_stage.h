@@ -69,7 +69,7 @@ struct OptimizerStage {
   }
   /// Returns the shards of a rank.
   std::span<const StateShard> of_rank(std::uint32_t rank) const;
-  /// Sorts shards that were added in another order.
+  /// Sorts shards that were added in another order. Inline, so that fuzzers of files need no source of this room.
   void sort_shards() {
     std::stable_sort(shards.begin(), shards.end(), [](const StateShard& a, const StateShard& b) {
       return std::pair(a.rank, a.entry) < std::pair(b.rank, b.entry);

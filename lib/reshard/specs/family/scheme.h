@@ -32,7 +32,7 @@ struct Scheme {
     std::vector<std::string> parameters;  // like Refusal::parameter
     std::vector<std::string> families;    // like SchemeEntry::families
     std::string factor;  // parameter that multiplies the columns: its name after what "**" matches in `parameters`
-    std::string kernel;  // like SchemeEntry::kernel: the one that needs the product
+    std::string kernel;  // like SchemeEntry::RankSplit::kernel: the one that needs the product
   };
 
   std::string program;                // "torchtitan"
