@@ -7,7 +7,7 @@
 namespace reshard::test {
 namespace {
 
-/// A model of matrices with 7 rows each, which ranks split.
+/// A model of matrices with 7 rows each, which 4 ranks split into 2 parts.
 struct Matrices {
   Model model;
   RankShares shares;
@@ -23,7 +23,7 @@ struct Matrices {
     }
     RankShare& share = shares.usual[""];
     share.parts = 2;
-    share.of_rank = {0, 1};
+    share.of_rank = {0, 1, 0, 1};
     share.padded_shapes = padded;
     shares.padded = [](const ModelParameter& parameter, std::uint32_t) { return parameter.shape[0]; };
   }
@@ -33,7 +33,7 @@ struct Matrices {
     std::set<std::string, std::less<>> names;
     for (const ModelParameter& parameter : model.parameters) names.insert(parameter.name);
     const WrittenNames written(model, std::make_shared<const Scheme>(scheme_for(scheme, "", names)), 0);
-    return RankRules(model, written, shares, 2).run([](const std::string&) { return true; });
+    return RankRules(model, written, shares, 4).run([](const std::string&) { return true; });
   }
 };
 
