@@ -99,13 +99,25 @@ TEST_CASE("A rank file that was copied over another of its stage is found in che
   CHECK(checked > 80);
 }
 
-TEST_CASE("Equal experts on two expert-parallel ranks are noted, since training may begin with such") {
+TEST_CASE("Equal experts on two expert-parallel ranks are noted, unless they differ on another tensor-parallel rank") {
   const Reference reference(testdata("golden/neuron/mixtral-tp2-ep2"));
   const std::vector<RankFile> ranks = list_rank_files(local_storage(), reference.found);
-  for (const RankFile& from : ranks)
-    for (const RankFile& to : ranks)
-      if (from.rank.ep_rank == 0 && to.rank.ep_rank == 1 && from.rank.tp_rank == to.rank.tp_rank) copy_over(from, to);
-  CHECK_THAT(problem_of(reference), Says("expert-parallel ranks 0 and 1 have equal experts"));
+  const auto file_of = [&](std::uint32_t tp_rank, std::uint32_t ep_rank) {
+    return *std::find_if(ranks.begin(), ranks.end(), [&](const RankFile& file) {
+      return file.rank.tp_rank == tp_rank && file.rank.ep_rank == ep_rank;
+    });
+  };
+  const auto equal_in = [&](std::uint32_t tp_rank) {
+    return "expert-parallel ranks 0 and 1 have equal experts in " + file_of(tp_rank, 0).path.string() + " and " +
+           file_of(tp_rank, 1).path.string();
+  };
+  copy_over(file_of(1, 0), file_of(1, 1));
+  check_refused([&] { reference.read(ConfigUse::kStrict); },
+                {.path = file_of(1, 1).path,
+                 .says = equal_in(1) + ", but not on all tensor-parallel ranks",
+                 .hint = "one rank file was copied over the other"});
+  copy_over(file_of(0, 0), file_of(0, 1));
+  CHECK_THAT(problem_of(reference), Says(equal_in(0) + ": unless they were initialised so"));
 }
 
 TEST_CASE("Ranks of constant tensors, or of such that repeat themselves, may be equal") {

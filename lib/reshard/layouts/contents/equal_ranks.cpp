@@ -6,6 +6,7 @@
 #include <compare>
 #include <cstddef>
 #include <map>
+#include <set>
 #include <string_view>
 #include <tuple>
 #include <unordered_map>
@@ -21,6 +22,8 @@ namespace {
 constexpr std::size_t kSampledTensors = 4;        // per rank, to find ranks that may be equal
 constexpr std::uint64_t kComparedElems = 256;     // per tensor
 constexpr std::uint64_t kFewestVariedBytes = 64;  // fewer may be equal by chance
+
+constexpr const char* kCopied = "one rank file was copied over the other: copy the right file of each rank here";
 
 struct RankKey {
   std::uint32_t pp_rank, ep_rank, tp_rank;
@@ -161,25 +164,43 @@ class RankComparison {
 std::optional<Error> find_equal_ranks(Files& files, const SourceMap& map, Notes& notes) {
   const std::map<RankKey, TensorsByName> ranks = tensors_by_rank(map);
   RankComparison comparison(files, map);
+  const auto path_of = [&](const RankKey& rank) {
+    return map.files[map.stored[ranks.at(rank).begin()->second].file].path;
+  };
   std::map<std::pair<std::uint32_t, std::string>, const RankKey*> alike;  // the first rank by stage and sample
+  std::map<RankKey, const RankKey*> first_alike;
+  std::vector<std::pair<RankKey, RankKey>> equal_experts;
   for (const auto& [key, tensors] : ranks) {
     const auto [first, is_new] = alike.emplace(std::pair(key.pp_rank, comparison.sample(tensors)), &key);
+    first_alike[key] = first->second;
     if (is_new) continue;
     const RankKey* const other = first->second;
     const std::size_t count = comparison.equal_tensors(ranks.at(*other), tensors);
     if (count == 0) continue;
     if (key.tp_rank == other->tp_rank)
-      notes.mismatch(fmt::format(
-          "expert-parallel ranks {} and {} have equal experts: unless they were initialised so, one rank file was "
-          "copied over the other",
-          other->ep_rank, key.ep_rank));
+      equal_experts.emplace_back(*other, key);
     else
       return Error(ErrorKind::kBadInput,
                    fmt::format("tensor-parallel ranks {} and {} have the same bytes, although they should have "
                                "different parts of {} tensor{}",
                                other->tp_rank, key.tp_rank, count, count == 1 ? "" : "s"))
-          .in(map.files[map.stored[tensors.begin()->second].file].path)
-          .hint("one rank file was copied over the other: copy the right file of each rank here");
+          .in(path_of(key))
+          .hint(kCopied);
+  }
+  std::set<std::pair<std::uint32_t, std::uint32_t>> noted;
+  for (const auto& [a, b] : equal_experts) {
+    const std::string equal = fmt::format("expert-parallel ranks {} and {} have equal experts in {} and {}", a.ep_rank,
+                                          b.ep_rank, path_of(a).string(), path_of(b).string());
+    // Initial values are equal on all tensor-parallel ranks or on none.
+    const bool is_copy = std::any_of(first_alike.begin(), first_alike.end(), [&, &a = a, &b = b](const auto& rank) {
+      const auto other = first_alike.find({a.pp_rank, b.ep_rank, rank.first.tp_rank});
+      return rank.first.pp_rank == a.pp_rank && rank.first.ep_rank == a.ep_rank && other != first_alike.end() &&
+             other->second != rank.second;
+    });
+    if (is_copy)
+      return Error(ErrorKind::kBadInput, equal + ", but not on all tensor-parallel ranks").in(path_of(b)).hint(kCopied);
+    if (noted.emplace(a.ep_rank, b.ep_rank).second)
+      notes.mismatch(equal + ": unless they were initialised so, one rank file was copied over the other");
   }
   return std::nullopt;
 }
