@@ -121,6 +121,15 @@ TEST_CASE("A mean that loses something is reported, one of equal lora_A is none 
   CHECK_FALSE(fs::exists(c.temp / "out/adapter_default/adapter_config.unfused.json"));
 }
 
+TEST_CASE("A size of a layer that happens to be that of the vocabulary is not called a vocabulary") {
+  Case c;
+  c.adapt("self_attn.o_proj", 4, 16);
+  c.model.vocab = 8;  // as many as heads × head_dim
+  check_error(c.error(), {.kind = ErrorKind::kBadInput,
+                          .tensor = kLayer + "self_attn.o_proj.lora_A.weight",
+                          .says = "is [1, 16], but the model and the adapter's config make it [1, 8]"});
+}
+
 TEST_CASE("Tensors of an adapter are cast, and left out, before it is sharded") {
   Case c;
   c.adapt_mlp();

@@ -94,7 +94,7 @@ class Sorter {
     if (found == parameters_.end()) throw unknown(tensor, name, "is neither an adapter's nor the model's");
     if (fused_.count(module))
       throw error(tensor, ErrorKind::kUnsupported, "is a copy of a linear that is fused with others");
-    validate_shape(tensor, found->second->shape, "config.json belongs to another model");
+    validate_shape(tensor, *found->second, found->second->shape, "config.json belongs to another model");
     if (!wrapped && adapter_.config.saves(module))
       content_.saved_modules.insert(module);
     else
@@ -124,7 +124,7 @@ class Sorter {
                                 name.component == kMagnitude ? " of DoRA"
                                 : embedding                  ? " of an embedding"
                                                              : ""));
-    validate_shape(tensor, expected->second,
+    validate_shape(tensor, *found->second, expected->second,
                    "config.json belongs to another model, or adapter_config.json declares another rank");
     own_[name.module].insert(kind);
     const auto layer = fused_.find(name.module);
@@ -133,9 +133,11 @@ class Sorter {
     if (transposed) content_.transposed.insert(module);
   }
 
-  void validate_shape(const LogicalTensor& tensor, const Dims& expected, const char* hint) const {
+  /// \param adapted  the weight of the tensor's module.
+  void validate_shape(const LogicalTensor& tensor, const ModelParameter& adapted, const Dims& expected,
+                      const char* hint) const {
     if (tensor.shape == expected) return;
-    validate_vocabulary(tensor, expected);
+    if (!adapted.layer) validate_vocabulary(tensor, expected);  // embeddings and heads
     throw error(tensor, ErrorKind::kBadInput,
                 fmt::format("is {}, but the model and the adapter's config make it {}", to_string(tensor.shape),
                             to_string(expected)))
