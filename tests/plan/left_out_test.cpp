@@ -69,19 +69,32 @@ TEST_CASE("A layout that needs every tensor does not take the option that allows
                  .hint = "hf, dcp"});
 }
 
-TEST_CASE("Tensors that rules drop or rename away are counted, where config.json asks for them") {
+TEST_CASE("Tensors that rules drop or rename away are counted and named, where config.json asks for them") {
   LackingModel model;
+  const std::string eight =
+      "`drop` or `keep` leaves out 8 tensors that config.json asks for: model.layers.0.self_attn.q_proj.weight, "
+      "model.layers.0.self_attn.k_proj.weight, model.layers.0.self_attn.v_proj.weight, "
+      "model.layers.0.self_attn.o_proj.weight, model.layers.1.self_attn.q_proj.weight, "
+      "model.layers.1.self_attn.k_proj.weight, … (8 in all)";
   struct Row {
     std::vector<const char*> rename, drop, keep;
     Sentences notes;
   };
   const Row rows[] = {
       {{}, {}, {}, {}},
-      {{}, {"norm"}, {}, {"`drop` or `keep` leaves out 5 tensors that config.json asks for"}},
-      {{}, {}, {"lm_head|layers|embed_tokens"}, {"`drop` or `keep` leaves out 1 tensor that config.json asks for"}},
-      {{}, {"self_attn"}, {}, {"`drop` or `keep` leaves out 8 tensors that config.json asks for"}},
+      {{},
+       {"norm"},
+       {},
+       {"`drop` or `keep` leaves out 5 tensors that config.json asks for: "
+        "model.layers.0.input_layernorm.weight, model.layers.0.post_attention_layernorm.weight, "
+        "model.layers.1.input_layernorm.weight, model.layers.1.post_attention_layernorm.weight, model.norm.weight"}},
+      {{},
+       {},
+       {"lm_head|layers|embed_tokens"},
+       {"`drop` or `keep` leaves out 1 tensor that config.json asks for: model.norm.weight"}},
+      {{}, {"self_attn"}, {}, {eight}},
       // Names are renamed before they are compared with the model.
-      {{"self_attn=other"}, {"self_attn"}, {}, {"`drop` or `keep` leaves out 8 tensors that config.json asks for"}},
+      {{"self_attn=other"}, {"self_attn"}, {}, {eight}},
       {{"self_attn=attention"}, {}, {}, {"`rename` gives 8 tensors other names than config.json asks for"}}};
   for (const char* to : {"hf", "dcp"})
     for (const Row& row : rows) {

@@ -59,19 +59,22 @@ std::vector<std::string> missing_tensors(Draft& draft, const Misfits& misfits, c
       renamed_away.insert(old);
   }
   std::vector<std::string> missing;
-  std::size_t left_out = 0, other_names = 0;
+  std::vector<std::string> left_out;
+  std::size_t other_names = 0;
   for (const std::string& name : misfits.missing) {
     const std::string there = renumbers ? name_before_renumbering(name, *draft.layers) : name;
     if (dropped_there.count(there) > 0 || (!renumbers && dropped.count(name) > 0) || is_dropped(rules, there))
-      ++left_out;
+      left_out.push_back(name);
     else if (renamed_away.count(there) > 0)
       ++other_names;
     else
       missing.push_back(name);
   }
-  if (left_out > 0)
-    draft.source.notes.left_out(
-        fmt::format("`drop` or `keep` leaves out {} that config.json asks for", counted(left_out)));
+  if (!left_out.empty())
+    draft.source.notes
+        .left_out(fmt::format("`drop` or `keep` leaves out {} that config.json asks for: {}", counted(left_out.size()),
+                              list_names(left_out)))
+        .of(left_out);
   if (other_names > 0)
     draft.source.notes.changed(
         fmt::format("`rename` gives {} other names than config.json asks for", counted(other_names)));
