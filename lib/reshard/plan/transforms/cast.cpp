@@ -250,8 +250,11 @@ void cast_to_config(Files& files, Draft& draft, const Layout& target, std::optio
     ++count;
   }
   if (count != 0)
-    draft.source.notes.changed(fmt::format("{} of the tensors {} cast to {}{}", count, count == 1 ? "is" : "are",
-                                           name(*wanted),
+    draft.source.notes.changed(fmt::format("{} {} cast to {}{}",
+                                           count > 1 && count == draft.wanted.size()
+                                               ? fmt::format("all {} tensors", count)
+                                               : fmt::format("{} of the tensors", count),
+                                           count == 1 ? "is" : "are", name(*wanted),
                                            base_dtype ? ", like the model that loads them" : ", as in config.json"));
 }
 
