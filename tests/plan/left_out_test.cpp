@@ -201,6 +201,8 @@ TEST_CASE("With config.json from elsewhere, the tokenizer next to it comes along
     CHECK(copies(*job, fs::path("/cfg") / name, name));
   CHECK(job->copied_files.size() == 5);  // with config.json
   CHECK(model.notes(request, "tokenizer") == Sentences{"used the tokenizer of /cfg, and left out the one in /m"});
+  model.files.write("/m/tokenizer.json", "theirs");
+  CHECK(model.notes(request, "tokenizer").empty());
 }
 
 TEST_CASE("Defaults of generation next to a config.json from elsewhere are no tokenizer") {

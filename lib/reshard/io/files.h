@@ -121,4 +121,8 @@ std::filesystem::path directory_above(Files& files, const std::filesystem::path&
 /// Returns the last component of `path`, for any spelling of `path`.
 std::string own_name(Files& files, const std::filesystem::path& path);
 
+/// Whether two files contain the same bytes.
+/// \throws Error kBadInput if one is not a file; kIo.
+bool same_content(Files& files_of_a, const std::filesystem::path& a, Files& files_of_b, const std::filesystem::path& b);
+
 }  // namespace reshard

@@ -157,19 +157,6 @@ void validate_no_input_inside(Files& files, const Job& job, const fs::path& fold
 
 }  // namespace
 
-bool same_content(Files& files_of_a, const fs::path& a, Files& files_of_b, const fs::path& b) {
-  const auto first = files_of_a.open(a), second = files_of_b.open(b);
-  if (first->size_bytes() != second->size_bytes()) return false;
-  std::vector<std::byte> of_a(std::min(kComparedAtOnce, first->size_bytes())), of_b(of_a.size());
-  for (std::uint64_t at = 0; at < first->size_bytes(); at += of_a.size()) {
-    const auto count = std::min<std::uint64_t>(of_a.size(), first->size_bytes() - at);
-    first->read_at(at, std::span(of_a).first(count));
-    second->read_at(at, std::span(of_b).first(count));
-    if (!std::equal(of_a.begin(), of_a.begin() + static_cast<std::ptrdiff_t>(count), of_b.begin())) return false;
-  }
-  return true;
-}
-
 bool is_left_alone(const Stores& stores, const Job& job, const fs::path& relative, const fs::path& final) {
   const auto copied = std::find_if(job.copied_files.begin(), job.copied_files.end(),
                                    [&](const CopiedFile& file) { return file.path == relative; });

@@ -15,10 +15,6 @@ namespace reshard {
 /// Every file that a job writes, relative to its output directory, in the order in which they get their names.
 std::vector<std::filesystem::path> output_files(const Job& job);
 
-/// Whether two files contain the same bytes.
-/// \throws Error kBadInput if one is not a file; kIo.
-bool same_content(Files& files_of_a, const std::filesystem::path& a, Files& files_of_b, const std::filesystem::path& b);
-
 /// Whether `final`, whose name in the output directory is `relative`, is a copy of a file of the model that a run has
 /// made which shares the directory.
 bool is_left_alone(const Stores& stores, const Job& job, const std::filesystem::path& relative,

@@ -157,6 +157,14 @@ void add_copy(CarriedFiles& carried, CopiedFile file) {
     carried.copied_files.push_back(std::move(file));
 }
 
+/// Whether the output gets a file with the same path and bytes.
+bool is_carried(Carrier& carrier, const CopiedFile& file) {
+  const std::vector<CopiedFile>& copied = carrier.carried.copied_files;
+  return std::any_of(copied.begin(), copied.end(), [&](const CopiedFile& own) {
+    return own.path == file.path && same_content(carrier.files, own.source, carrier.files, file.source);
+  });
+}
+
 /// If no tokenizer is copied yet, copies that of the step of a training run, or else the one next to the config.json that the user
 /// gave, or the checkpoint's.
 void carry_tokenizer(Carrier& carrier, bool is_whole) {
@@ -176,7 +184,8 @@ void carry_tokenizer(Carrier& carrier, bool is_whole) {
       if (files.resolve(directory) == output) continue;  // it is already there
       for (CopiedFile& file : found) replace_copy(carried.copied_files, std::move(file));
     } else {
-      left_out.push_back(directory.string());
+      if (!std::all_of(found.begin(), found.end(), [&](const CopiedFile& file) { return is_carried(carrier, file); }))
+        left_out.push_back(directory.string());
       for (CopiedFile& file : found)
         if (is_processor(file.path.string())) add_copy(carried, std::move(file));
     }
