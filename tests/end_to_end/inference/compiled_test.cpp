@@ -101,6 +101,20 @@ TEST_CASE("Products with the weights of a norm, and dtypes of modules, are refus
   }
 }
 
+TEST_CASE("Files with products of the weights of a norm are not read, with or without neuron_config.json") {
+  const TempDir temp;
+  shard(testdata("golden/nxdi_kernels/skip_gamma-llama-tp2/original"), temp / "out",
+        {.layout = "nxdi", .tp = 2, .options = {"fuse-qkv", "kernels=mlp,qkv", "skip-gamma"}});
+  const Refusal refusal{.kind = ErrorKind::kUnsupported,
+                        .path = temp / "out/weights/tp0_sharded_checkpoint.safetensors",
+                        .says = "has fused_rmsnorm_skip_gamma: the weights were multiplied by norm weights",
+                        .hint = "a SHA256SUMS as `manifest` verifies the files"};
+  check_refused([&] { consolidated(temp / "out", temp / "whole"); }, refusal);
+  check_refused([&] { plan_convert(convert_request(temp / "out", temp / "again", {.layout = "vllm", .tp = 2})); },
+                refusal);
+  check_refused([&] { read_checkpoint(temp / "out", {}); }, refusal);
+}
+
 TEST_CASE("A second set of matrices is refused where its names are unknown") {
   const TempDir temp;
   check_refused(

@@ -117,7 +117,7 @@ void ServedLayout::validate_beside(Files& files, const TargetPlan& plan, const f
       continue;
     const auto record = read_record(read_container(files, folder / name, Format::kSafetensors));
     if (!record || record->tp_degree != plan.mesh.tp || *record->originals != *own.originals ||
-        record->transposed != own.transposed)
+        record->transposed != own.transposed || record->scaled != own.scaled)
       others.push_back(name);
   }
   const auto refuse = [&](const std::string& what, std::vector<std::string>& names) {

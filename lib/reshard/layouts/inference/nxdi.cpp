@@ -168,7 +168,7 @@ void multiply_by_norms(TargetPlan& plan, const Model& model, const OptionValues&
         if (kernels.count(altered.kernel) == 0 || !names_match(parameter, with_stars(tensor.name))) continue;
         const std::string layer = tensor.name.substr(0, tensor.name.size() - (parameter.size() - 2));
         LogicalTensor product = tensor;
-        product.name += ".scaled";
+        product.name += " * " + altered.factor.substr(1);
         products.emplace(tensor.name, product.name);
         product.computed =
             std::make_shared<const Computed>(Computed{column_scaled_recipe(), {tensor.name, layer + altered.factor}});
@@ -178,8 +178,10 @@ void multiply_by_norms(TargetPlan& plan, const Model& model, const OptionValues&
       }
   for (PartitionRule& rule : rules)
     for (PartitionRule::Part& part : rule.parts)
-      if (const auto product = products.find(part.logical_name); product != products.end())
+      if (const auto product = products.find(part.logical_name); product != products.end()) {
         part.logical_name = product->second;
+        rule.scaled = true;
+      }
 }
 
 /// Sets the dtypes that NxD Inference's modules declare.

@@ -24,6 +24,16 @@ namespace {
 
 namespace fs = std::filesystem;
 
+Error scaled_error(const fs::path& path) {
+  return Error(ErrorKind::kUnsupported,
+               "has fused_rmsnorm_skip_gamma: the weights were multiplied by norm weights and rounded, which cannot be "
+               "undone")
+      .in(path)
+      .hint(
+          "compile the model without fused_rmsnorm_skip_gamma, or use the model that it was compiled from; a "
+          "SHA256SUMS as `manifest` verifies the files without reading them as a model");
+}
+
 /// Returns `given`, or else the form that neuron_config.json declares for the model with this role. The file is in the
 /// weights' directory or its parent; for optimum-neuron, it is next to config.json, two levels up.
 OptionValues declared_options(Files& files, const Checkpoint& checkpoint, const std::string& role, bool has_record,
@@ -33,13 +43,7 @@ OptionValues declared_options(Files& files, const Checkpoint& checkpoint, const 
     if (const auto compiled = read_compiled_model(files, directory)) {
       const CompiledModel* model = role == kModels[0] ? &*compiled : joined_model(*compiled, role);
       if (model == nullptr) break;
-      if (model->options.flag(kSkipGamma.name))
-        throw Error(
-            ErrorKind::kUnsupported,
-            "has fused_rmsnorm_skip_gamma: the weights were multiplied by norm weights and rounded, which cannot "
-            "be undone")
-            .in(model->file)
-            .hint("compile the model without fused_rmsnorm_skip_gamma, or use the model that it was compiled from");
+      if (model->options.flag(kSkipGamma.name)) throw scaled_error(model->file);
       for (const auto& [name, value] : model->options.all()) {
         const bool is_recorded = has_record && name == kKernels.name;
         if (given.has(name) && given.all().at(name) != value && !is_recorded)
@@ -250,11 +254,13 @@ void select_model(const OptionValues& options, ShardedCheckpoint& shards, Checkp
                                         chosen, kFusedModel.name, model));
   if (shards.record) {
     RankRecord& record = *shards.record;
-    std::set<std::string> transposed;
-    for (const std::string& name : record.transposed)
-      if (const std::string model = other_model_of(name); model.empty() || model == chosen)
-        transposed.insert(unwrapped(name.substr(model.empty() ? 0 : prefix.size()), scheme.wrapper));
-    record.transposed = std::move(transposed);
+    for (std::set<std::string>* names : {&record.transposed, &record.scaled}) {
+      std::set<std::string> own;
+      for (const std::string& name : *names)
+        if (const std::string model = other_model_of(name); model.empty() || model == chosen)
+          own.insert(unwrapped(name.substr(model.empty() ? 0 : prefix.size()), scheme.wrapper));
+      *names = std::move(own);
+    }
     record.originals = std::make_shared<const OriginalShapes>(originals_of(*record.originals, chosen));
   }
   if (!left_out.empty())
@@ -328,6 +334,7 @@ void explain_nxdi(Files& files, const OptionValues& options, ShardedCheckpoint& 
   select_model(options, shards, checkpoint);
   checkpoint.unread.notes = checkpoint.notes;
   checkpoint.unread.notes.remove(noted);
+  if (shards.record && !shards.record->scaled.empty()) throw scaled_error(shards.files.front().front().path);
   recognise_rank_quantization(shards, checkpoint);
   set_prefixed_model(checkpoint);
   const Model& model = *checkpoint.model;

@@ -107,6 +107,7 @@ struct PartitionRule {
   bool expert_parallel = false;              // belongs to experts that are distributed over ranks
   bool tied = false;       // has the parts' values under a second name: compared with them, never read
   std::string kernel;      // choice of the layout with which files have the last two dims swapped; empty: none
+  bool scaled = false;     // multiplied by the weights of a norm; never read
   bool from_spec = false;  // defined by a transformation spec, not by the parameter's own entry
 
   /// Whether the expert-parallel rank has the tensor.

@@ -30,6 +30,7 @@ constexpr RankKeys kRankKeys[] = {
 };
 constexpr std::string_view kOriginalsKey = "reshard.original_shapes";  // JSON: {"lm_head.weight": [509, 64]}
 constexpr std::string_view kTransposedKey = "reshard.transposed";      // JSON: ["layers.*.mlp.up_proj.weight"]
+constexpr std::string_view kScaledKey = "reshard.scaled";              // the same
 constexpr std::size_t kMaxDims = 64;
 constexpr const char* kHint = "the file is damaged or was changed; shard it again";
 
@@ -51,12 +52,12 @@ Json parse_value(const Container& file, const std::string& text) {
   }
 }
 
-std::set<std::string> parse_transposed(const Container& file, const std::string& text) {
+std::set<std::string> parse_names(const Container& file, std::string_view key, const std::string& text) {
   const Json json = parse_value(file, text);
   std::set<std::string> names;
   const bool fits =
       json.is_array() && std::all_of(json.begin(), json.end(), [](const Json& name) { return name.is_string(); });
-  if (!fits) throw bad(file, kTransposedKey, text, "a list of names");
+  if (!fits) throw bad(file, key, text, "a list of names");
   for (const Json& name : json) names.insert(name.get<std::string>());
   return names;
 }
@@ -91,6 +92,7 @@ FileMetadata record_metadata(const RankRecord& record) {
     for (const auto& [name, shape] : *record.originals) originals[name] = std::vector(shape.begin(), shape.end());
     if (!originals.empty()) metadata.emplace_back(kOriginalsKey, originals.dump());
     if (!record.transposed.empty()) metadata.emplace_back(kTransposedKey, Json(record.transposed).dump());
+    if (!record.scaled.empty()) metadata.emplace_back(kScaledKey, Json(record.scaled).dump());
   } catch (const Json::exception&) {
     throw Error(ErrorKind::kUnsupported, "a tensor has a name that is not UTF-8, which safetensors requires");
   }
@@ -106,7 +108,8 @@ std::optional<RankRecord> read_record(const Container& file) {
       originals = parse_originals(file, value);
       any = true;
     }
-    if (key == kTransposedKey) record.transposed = parse_transposed(file, value);
+    if (key == kTransposedKey) record.transposed = parse_names(file, key, value);
+    if (key == kScaledKey) record.scaled = parse_names(file, key, value);
     for (const RankKeys& keys : kRankKeys) {
       const bool is_rank = key == keys.rank_key;
       if (!is_rank && key != keys.degree_key) continue;

@@ -27,7 +27,9 @@ struct RankRecord {
   std::uint32_t ep_rank = 0;
   std::uint32_t ep_degree = 1;
   std::shared_ptr<const OriginalShapes> originals;  // never null; shared by the ranks
-  std::set<std::string> transposed{};  // stored tensors with the last two dims swapped; "*" replaces a layer's number
+  /// Stored tensors with the last two dims swapped, and those multiplied by the weights of a norm; "*" replaces a
+  /// layer's number.
+  std::set<std::string> transposed{}, scaled{};
 };
 
 /// Returns the record as keys and values of a file's metadata.

@@ -146,6 +146,7 @@ void merge_files(TargetMap& map) {
       if (!one->record) continue;
       shapes.push_back(one->record->originals.get());
       file.record->transposed.insert(one->record->transposed.begin(), one->record->transposed.end());
+      file.record->scaled.insert(one->record->scaled.begin(), one->record->scaled.end());
     }
     std::shared_ptr<const OriginalShapes>& originals = merged[shapes];
     if (!originals) {

@@ -57,8 +57,9 @@ void validate_same_checkpoint(const Container& file, const std::optional<RankRec
                                                   first.path.string(), record ? "does not" : "does"))
         .in(file.path)
         .hint(kMixed);
-  if (record && record->transposed != of_first->transposed)
-    throw Error(ErrorKind::kBadInput, "its metadata records other transposed tensors than " + first.path.string())
+  if (record && (record->transposed != of_first->transposed || record->scaled != of_first->scaled))
+    throw Error(ErrorKind::kBadInput,
+                "its metadata records other transposed or scaled tensors than " + first.path.string())
         .in(file.path)
         .hint("the ranks come from different checkpoints");
   if (record && *record->originals != *of_first->originals)

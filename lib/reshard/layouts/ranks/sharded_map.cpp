@@ -61,12 +61,12 @@ OriginalShapes enlarged_originals(const std::vector<PartitionRule>& rules, const
   return found;
 }
 
-/// Returns the names, over all layers, that a record lists as transposed.
-std::set<std::string> transposed_names(const std::vector<PartitionRule>& rules) {
-  std::set<std::string> names;
-  for (const PartitionRule& rule : rules)
-    if (!rule.file_dims.empty()) names.insert(with_stars(rule.stored_name));
-  return names;
+/// Sets the names, over all layers, that a record lists as transposed and as scaled.
+void record_names(const std::vector<PartitionRule>& rules, RankRecord& record) {
+  for (const PartitionRule& rule : rules) {
+    if (!rule.file_dims.empty()) record.transposed.insert(with_stars(rule.stored_name));
+    if (rule.scaled) record.scaled.insert(with_stars(rule.stored_name));
+  }
 }
 
 /// The logical tensors of a rule's parts in the map.
@@ -230,7 +230,7 @@ void add_stage(TargetMap& map, const StageRules& stage, const Mesh& mesh, std::u
   record.pp_degree = mesh.pp;
   record.ep_degree = mesh.ep;
   record.originals = std::make_shared<const OriginalShapes>(enlarged_originals(stage.rules, map));
-  record.transposed = transposed_names(stage.rules);
+  record_names(stage.rules, record);
   for (std::uint32_t ep_rank = 0; ep_rank < mesh.ep; ++ep_rank) {
     record.ep_rank = ep_rank;
     std::vector<NamedRule> stored_rules;
