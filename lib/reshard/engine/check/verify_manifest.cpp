@@ -109,6 +109,15 @@ ManifestVerification verify_manifest(const SourceMap& map, const Manifest& manif
     return tensor.role != TensorRole::kParameter && tensor.role != TensorRole::kPart;
   });
   for (const auto& [name, tensor] : expected) {
+    // A tensor that a layout computes has the name of the parameter first: "bias[1::2] + 1".
+    const std::size_t parameter = name.find_first_of(" [");
+    if (parameter != name.npos && map.find_logical(std::string(name.substr(0, parameter))))
+      throw Error(ErrorKind::kUnsupported,
+                  fmt::format("lists tensors that its layout computes from the model's, such as {}: this checkpoint "
+                              "cannot be compared with them",
+                              name))
+          .in(manifest_path)
+          .hint("verify the manifest's own directory with it, and compare that directory with this checkpoint");
     if (tensor->role != TensorRole::kParameter && !has_states)
       ++result.states_left;
     else

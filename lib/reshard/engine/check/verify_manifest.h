@@ -53,7 +53,8 @@ struct ManifestVerification {
 
 /// Hashes the tensors of a checkpoint of any layout and compares them with a manifest. Replicas and padding are
 /// compared according to RunOptions::replicas. If the map has no training state, the manifest's is only counted.
-/// \throws Error kBadInput if the number of leaves in the manifest does not match a tensor's shape; as run_program.
+/// \throws Error kBadInput if the number of leaves in the manifest does not match a tensor's shape; kUnsupported if the
+/// manifest lists tensors that its layout computes from those of the map; as run_program.
 ManifestVerification verify_manifest(const SourceMap& map, const Manifest& manifest,
                                      const std::filesystem::path& manifest_path, const RunOptions& options);
 /// The same, distributed over ranks.
