@@ -7,6 +7,7 @@
 #include <regex>
 
 #include "reshard/base/strings.h"
+#include "reshard/engine/check/verify_manifest.h"
 #include "reshard/layouts/core/checkpoint.h"
 #include "reshard/plan/output/joined_models.h"
 #include "reshard/specs/family/family_parser.h"
@@ -113,6 +114,24 @@ TEST_CASE("Files with products of the weights of a norm are not read, with or wi
   check_refused([&] { plan_convert(convert_request(temp / "out", temp / "again", {.layout = "vllm", .tp = 2})); },
                 refusal);
   check_refused([&] { read_checkpoint(temp / "out", {}); }, refusal);
+}
+
+TEST_CASE("Parameters that lose digits are named, and tensors computed from them are not compared with the model's") {
+  const TempDir temp;
+  const fs::path model = temp / "model";
+  write_architecture(architecture("gpt_oss"), model);
+  const auto job = plan_shard(shard_request(model, temp / "out", {.layout = "nxdi", .tp = 2}));
+  CHECK_THAT(joined_notes(*job), Says("parameters lose digits that cannot be recovered: "
+                                      "model.layers.*.mlp.experts.gate_up_proj_bias[1::2] + 1"));
+  job->manifest = true;
+  execute(*job, unsynced());
+  const fs::path path = temp / "out" / kManifestFile;
+  const Manifest manifest = parse_manifest(read_file(path), path);
+  CHECK(verify_manifest(read_checkpoint(temp / "out", {}).map, manifest, path, unsynced()).same());
+  check_refused([&] { verify_manifest(read_checkpoint(model, {}).map, manifest, path, unsynced()); },
+                {.kind = ErrorKind::kUnsupported,
+                 .path = path,
+                 .says = "computes from the model's, such as model.layers.0.mlp.experts.down_proj_bias / 2"});
 }
 
 TEST_CASE("A second set of matrices is refused where its names are unknown") {

@@ -11,6 +11,7 @@
 #include "reshard/formats/dcp/dcp_plan.h"
 #include "reshard/layouts/dcp/dcp_entries.h"
 #include "reshard/layouts/map/target_file.h"
+#include "reshard/layouts/rules/packing.h"
 
 namespace reshard {
 namespace {
@@ -200,12 +201,7 @@ void note_names(const DcpEntryList& list, const std::string& prefix, Notes& note
         fmt::format("the model's family is unknown, so `prefix` {} cannot be distinguished from its names: reading the "
                     "checkpoint will keep it",
                     printable(prefix)));
-  const std::vector<std::string> rounded(list.rounded.begin(), list.rounded.end());
-  if (!rounded.empty())
-    notes
-        .changed("sums are rounded to the dtype of the files, and parameters lose digits that cannot be recovered: " +
-                 list_names(rounded))
-        .of(rounded);
+  note_rounded(list.rounded, notes);
 }
 
 }  // namespace

@@ -21,6 +21,7 @@
 #include "reshard/layouts/inference/nxdi_shares.h"
 #include "reshard/layouts/inference/served_adapters.h"
 #include "reshard/layouts/ranks/sharded_map.h"
+#include "reshard/layouts/rules/packing.h"
 #include "reshard/layouts/training/trainer.h"
 #include "reshard/tensor/recipes/scaled.h"
 
@@ -222,6 +223,7 @@ void plan_model(TargetPlan& plan, const RankTarget& target, const OptionValues& 
                });
   std::vector<PartitionRule> rules = nxdi_rules(model, tp, values, holds, float_dtype(context.logical));
   validate_held(values, model, rules);
+  note_rounded(rounded_in(rules), plan.notes);
   const Kernels kernels = kernels_of(values).value_or(Kernels{});
   for (const std::string& kernel : idle_kernels(rules)) plan.idle.insert(kernel);
   if (kernels.count("qkv") && plan.idle.count("qkv") && values.flag(kFuseQkv.name))

@@ -294,15 +294,8 @@ SourceMap read_unread_tensors(Files& files, const fs::path& folder, std::vector<
 }
 
 /// Notes the parameters that the files contain as results of rounded operations.
-void note_rounded(const std::vector<PartitionRule>& rules, Checkpoint& checkpoint) {
-  std::set<std::string> names;
-  for (const PartitionRule& rule : rules)
-    for (const PartitionRule::Part& part : rule.parts) {
-      if (!part.changed || !part.changed->change.rounds()) continue;
-      ValueChange change = part.changed->change;
-      change.arrangement = nullptr;
-      names.insert(with_stars(change.name_of(part.changed->parameter)));
-    }
+void note_lost_digits(const std::vector<PartitionRule>& rules, Checkpoint& checkpoint) {
+  const std::set<std::string> names = rounded_in(rules);
   if (!names.empty())
     checkpoint.notes
         .changed(
@@ -368,7 +361,7 @@ void explain_nxdi(Files& files, const OptionValues& options, ShardedCheckpoint& 
   std::vector<PartitionRule>& rules = shards.rules.emplace_back(read_rules(shards, model, form, holds));
   std::erase_if(rules, [&](const PartitionRule& rule) { return left_out.count(rule.stored_name) > 0; });
   validate_unpadded(shards, model, form, rules);
-  note_rounded(rules, checkpoint);
+  note_lost_digits(rules, checkpoint);
   const std::optional<Kernels> given = kernels_of(declared, "from-");
   const Kernels kernels = kernels_in_files(shards, rules, model, given);
   if (!kernels.empty() && !given && !shards.record)

@@ -204,4 +204,16 @@ std::vector<PartitionRule> nxdi_rules(const Model& model, std::uint32_t tp, cons
   return rules;
 }
 
+std::set<std::string> rounded_in(const std::vector<PartitionRule>& rules) {
+  std::set<std::string> names;
+  for (const PartitionRule& rule : rules)
+    for (const PartitionRule::Part& part : rule.parts) {
+      if (!part.changed || !part.changed->change.rounds()) continue;
+      ValueChange change = part.changed->change;
+      change.arrangement = nullptr;
+      names.insert(with_stars(change.name_of(part.changed->parameter)));
+    }
+  return names;
+}
+
 }  // namespace reshard

@@ -50,6 +50,9 @@ WrittenNames nxdi_names(const Model& model, const OptionValues& form);
 std::vector<PartitionRule> nxdi_rules(const Model& model, std::uint32_t tp, const OptionValues& form,
                                       const HoldsName& holds, DType dtype);
 
+/// Returns the sums and quotients that the files contain in place of parameters, with stars: "layers.*.bias + 1".
+std::set<std::string> rounded_in(const std::vector<PartitionRule>& rules);
+
 /// Returns the dtype of the first floating tensor that is not quantised.
 template <typename Tensors>
 DType float_dtype(const Tensors& tensors) {

@@ -124,6 +124,16 @@ LogicalTensor changed_tensor(const LogicalTensor& parameter, const std::string& 
   return tensor;
 }
 
+void note_rounded(const std::set<std::string>& names, Notes& notes) {
+  if (names.empty()) return;
+  notes
+      .changed(
+          "sums and quotients are rounded to the dtype of the files, and parameters lose digits that cannot be "
+          "recovered: " +
+          list_names(std::vector<std::string>(names.begin(), names.end())))
+      .of({names.begin(), names.end()});
+}
+
 void add_restored(SourceMap& map, const std::string& parameter, std::vector<std::string> names,
                   std::vector<ValueChange> changes) {
   for (const std::string& name : names) map.logical[*map.find_logical(name)].role = TensorRole::kPart;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,10 @@ struct PackedArray {
 /// Returns the tensor that an entry has instead of `parameter`, computed from it.
 /// \param name  its name.
 LogicalTensor changed_tensor(const LogicalTensor& parameter, const std::string& name, const ValueChange& change);
+
+/// Notes that a target contains sums or quotients in place of parameters. No-op if `names` is empty.
+/// \param names  what they are: "layers.*.bias + 1".
+void note_rounded(const std::set<std::string>& names, Notes& notes);
 
 /// Adds a parameter to `map` that follows from changed tensors in it, which become parts.
 /// \param names, changes  the names of these, and the change of each.
