@@ -36,6 +36,13 @@ struct Names {
   }
 };
 
+/// The notes on a model without config.json, except the one that says so.
+std::vector<std::string> notes_of(const Request& request) {
+  std::vector<std::string> notes = plan_convert(request)->notes.texts();
+  std::erase_if(notes, [](const std::string& note) { return note.starts_with("there is no config.json"); });
+  return notes;
+}
+
 void add_rename(Request& request, const std::string& text) {
   request.names.renames.push_back(parse_rename("rename", text));
 }
@@ -64,7 +71,7 @@ TEST_CASE("Renames are applied in order, each to what the one before it made") {
       Request request = names.request();
       for (const std::string& rename : row.renames) add_rename(request, rename);
       CHECK(names.run(request) == row.names);
-      CHECK(plan_convert(request)->notes.empty() == (row.renames != std::vector<std::string>{"^b2=c", "^a=b2"}));
+      CHECK(notes_of(request).empty() == (row.renames != std::vector<std::string>{"^b2=c", "^a=b2"}));
     }
 }
 
@@ -127,9 +134,8 @@ TEST_CASE("A pattern that matches nothing is noted with its option") {
   request.names.keep.emplace_back("keep", "^y");
   request.names.keep.emplace_back("keep", "^a");
   add_rename(request, "^z=q");
-  CHECK(plan_convert(request)->notes.texts() == std::vector<std::string>{"`drop` ^x matches no tensor",
-                                                                         "`keep` ^y matches no tensor",
-                                                                         "`rename` ^z matches no tensor"});
+  CHECK(notes_of(request) == std::vector<std::string>{"`drop` ^x matches no tensor", "`keep` ^y matches no tensor",
+                                                      "`rename` ^z matches no tensor"});
 }
 
 TEST_CASE("Patterns and renames that are none are usage errors that show them") {

@@ -1,13 +1,19 @@
 // What of a model's directory does not come along is named: tensors that config.json asks for, files of weights, a
 // tokenizer.
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "reshard/io/memory_files.h"
 #include "reshard/plan/plan.h"
+#include "support/errors.h"
+#include "support/local_files.h"
+#include "support/older_folders.h"
 #include "support/refusals.h"
 #include "support/requests.h"
+#include "support/temp_dir.h"
 
 namespace reshard::test {
 namespace {
@@ -141,6 +147,46 @@ TEST_CASE("Renaming tensors to the model's names completes it") {
   check_refused([&] { plan_convert(model.files, request); }, {.says = "8 tensors that config.json asks for"});
   request.names.renames = {parse_rename("rename", "\\.attention\\.=.self_attn.")};
   CHECK(model.notes(request, "missing").empty());
+}
+
+TEST_CASE("Without a model_type it is unknown whether a Hugging Face directory is complete") {
+  constexpr const char* kUnknown = "it is unknown whether the checkpoint has every tensor of its model";
+  LackingModel model;
+  CHECK(model.notes(model.request("hf"), kUnknown).empty());
+  model.files.write("/m/config.json", "{}");
+  CHECK(model.notes(model.request("hf"), kUnknown) ==
+        Sentences{std::string("config.json has no \"model_type\", so ") + kUnknown});
+  model.files.remove("/m/config.json");
+  CHECK(model.notes(model.request("dcp"), kUnknown) ==
+        Sentences{std::string("there is no config.json in /m, so ") + kUnknown +
+                  "; to use a config.json from elsewhere, set `config`"});
+}
+
+TEST_CASE("Layers beyond those of config.json are said to be just that") {
+  LackingModel model;
+  model.files.write("/m/config.json", TinyModel{.layers = 1}.config().dump());
+  CHECK(model.notes(model.request("hf"), "config.json") ==
+        Sentences{"num_hidden_layers is 1 in config.json, but the files have layers 0 to 1"});
+}
+
+TEST_CASE("Tensors of another dtype than in config.json are noted, whatever the two are") {
+  for (const auto& [dtype, declared] : {std::pair(DType::kF16, "bfloat16"),
+                                        {DType::kBF16, "float16"},
+                                        {DType::kBF16, "float32"},
+                                        {DType::kF32, "float16"}}) {
+    LackingModel model;
+    Random random(8);
+    write_model(model.files, "/m", {}, random_tensors({}, random, dtype));
+    nlohmann::json config = TinyModel{}.config();
+    config["torch_dtype"] = declared;
+    model.files.write("/m/config.json", config.dump());
+    CHECK(model.notes(model.request("hf"), "although config.json has") ==
+          Sentences{fmt::format("21 tensors are {0}, although config.json has {1}: `dtype` {1} casts them",
+                                describe(dtype).torch_name, declared)});
+    config["torch_dtype"] = describe(dtype).torch_name;
+    model.files.write("/m/config.json", config.dump());
+    CHECK(model.notes(model.request("hf"), "although config.json has").empty());
+  }
 }
 
 TEST_CASE("Every file of weights that is not read is named in one note, with an index and without, in every layout") {

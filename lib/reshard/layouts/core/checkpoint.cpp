@@ -101,7 +101,7 @@ void read_model(Files& files, Checkpoint& checkpoint, const ReadContext& context
   const ConfigUse use = context.use;
   const bool is_described = checkpoint.config.path.empty() && describes_model(spec);
   if (use != ConfigUse::kNeeded && checkpoint.config.path.empty() && !is_described) {
-    if (use != ConfigUse::kLenient && checkpoint.has_ranks())
+    if (use != ConfigUse::kLenient && checkpoint.layout != nullptr)
       checkpoint.notes
           .missing("there is no config.json in " + checkpoint.directory.string() +
                    ", so it is unknown whether the checkpoint has every tensor of its model; to use a "
@@ -119,8 +119,11 @@ void read_model(Files& files, Checkpoint& checkpoint, const ReadContext& context
       return;
     }
     if (!found.family) {
-      if ((use == ConfigUse::kStrict || use == ConfigUse::kRenamed) && checkpoint.has_ranks())
-        checkpoint.notes.assumed(describe_unknown_type(found.config) + ", so only the metadata describes the tensors");
+      if ((use == ConfigUse::kStrict || use == ConfigUse::kRenamed) && checkpoint.layout != nullptr)
+        checkpoint.notes.assumed(describe_unknown_type(found.config) +
+                                 (checkpoint.has_ranks()
+                                      ? ", so only the metadata describes the tensors"
+                                      : ", so it is unknown whether the checkpoint has every tensor of its model"));
       return;
     }
     if (!found.unknown_type.empty())

@@ -183,31 +183,6 @@ void validate_layers(const Model& model, const std::filesystem::path& where) {
         .hint("the checkpoint is incomplete, or num_hidden_layers in config.json belongs to another model");
 }
 
-/// Returns an error text if a wrong number of layers in config.json explains every misfit; std::nullopt otherwise.
-std::optional<std::string> layers_problem(std::span<const LogicalTensor> tensors, const Misfits& misfits,
-                                          const Model& model) {
-  if (!misfits.shapes.empty() || misfits.unlisted.empty() == misfits.missing.empty()) return std::nullopt;
-  if (misfits.unlisted.size() + misfits.missing.size() == 1) return std::nullopt;  // a layer has more tensors
-  const std::string prefix = model.family->layers + ".";
-  const auto layer_of = [&](std::string_view name) -> std::optional<std::uint64_t> {
-    if (!name.starts_with(prefix)) return std::nullopt;
-    name.remove_prefix(prefix.size());
-    return parse_unsigned(name.substr(0, name.find('.')), kMaxLayers - 1);
-  };
-  std::uint64_t held = 0;
-  for (const LogicalTensor& tensor : tensors)
-    if (const auto layer = layer_of(tensor.name)) held = std::max(held, *layer + 1);
-  const std::uint64_t common = std::min(held, model.layers);
-  const auto is_behind = [&](std::string_view name) { return layer_of(name).value_or(0) >= common; };
-  if (common == 0 || held == model.layers ||
-      !std::all_of(misfits.unlisted.begin(), misfits.unlisted.end(),
-                   [&](const LogicalTensor* tensor) { return is_behind(tensor->name); }) ||
-      !std::all_of(misfits.missing.begin(), misfits.missing.end(), is_behind))
-    return std::nullopt;
-  return fmt::format("{} is {} in config.json, but the files have layers 0 to {}", model.family->num_layers.text(),
-                     model.layers, held - 1);
-}
-
 /// Returns the name of a weight's missing scale.
 std::string missing_scale(const ModelParameter& weight, const Model& model) {
   const bool stacked = weight.experts != 0 && !weight.expert;
@@ -265,6 +240,30 @@ std::string hint_for_missing(std::span<const std::string> missing, const Model& 
       return fmt::format("{}; if {} shares the weight of {}, set \"{}\" to true in config.json", hint, module.name,
                          module.tied_to, kTiedKey);
   return hint;
+}
+
+std::optional<std::string> layers_problem(std::span<const LogicalTensor> tensors, const Misfits& misfits,
+                                          const Model& model) {
+  if (!misfits.shapes.empty() || misfits.unlisted.empty() == misfits.missing.empty()) return std::nullopt;
+  if (misfits.unlisted.size() + misfits.missing.size() == 1) return std::nullopt;  // a layer has more tensors
+  const std::string prefix = model.family->layers + ".";
+  const auto layer_of = [&](std::string_view name) -> std::optional<std::uint64_t> {
+    if (!name.starts_with(prefix)) return std::nullopt;
+    name.remove_prefix(prefix.size());
+    return parse_unsigned(name.substr(0, name.find('.')), kMaxLayers - 1);
+  };
+  std::uint64_t held = 0;
+  for (const LogicalTensor& tensor : tensors)
+    if (const auto layer = layer_of(tensor.name)) held = std::max(held, *layer + 1);
+  const std::uint64_t common = std::min(held, model.layers);
+  const auto is_behind = [&](std::string_view name) { return layer_of(name).value_or(0) >= common; };
+  if (common == 0 || held == model.layers ||
+      !std::all_of(misfits.unlisted.begin(), misfits.unlisted.end(),
+                   [&](const LogicalTensor* tensor) { return is_behind(tensor->name); }) ||
+      !std::all_of(misfits.missing.begin(), misfits.missing.end(), is_behind))
+    return std::nullopt;
+  return fmt::format("{} is {} in config.json, but the files have layers 0 to {}", model.family->num_layers.text(),
+                     model.layers, held - 1);
 }
 
 Misfits find_misfits(std::span<const LogicalTensor> tensors, const Model& model) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <filesystem>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -33,6 +34,10 @@ std::vector<std::string> emptied_parameters(std::span<const LogicalTensor> tenso
 Error emptied_error(const std::vector<std::string>& names);
 
 Misfits find_misfits(std::span<const LogicalTensor> tensors, const Model& model);
+
+/// Returns an error text if a wrong number of layers in config.json explains every misfit; std::nullopt otherwise.
+std::optional<std::string> layers_problem(std::span<const LogicalTensor> tensors, const Misfits& misfits,
+                                          const Model& model);
 
 /// Validates that an output head that config.json declares does not exist under another name.
 /// \throws Error kBadInput if only the head is missing and an extra tensor is at least as large.

@@ -149,7 +149,9 @@ void validate_complete(Draft& draft, const Request& request) {
       (!source.beside_model || !request.names.empty() || request.allow_missing)) {
     std::vector<std::string> unlisted;
     for (const LogicalTensor* tensor : misfits.unlisted) unlisted.push_back(tensor->name);
-    draft.source.notes.mismatch("config.json does not explain these tensors: " + list_names(unlisted)).of(unlisted);
+    const auto layers = layers_problem(draft.wanted, misfits, model);
+    draft.source.notes.mismatch(layers.value_or("config.json does not explain these tensors: " + list_names(unlisted)))
+        .of(unlisted);
   }
   const std::vector<std::string> missing = missing_tensors(draft, misfits, request.names);
   if (missing.empty())

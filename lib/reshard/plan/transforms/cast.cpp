@@ -258,8 +258,9 @@ void cast_to_config(Files& files, Draft& draft, const Layout& target, std::optio
                                            base_dtype ? ", like the model that loads them" : ", as in config.json"));
 }
 
-/// Notes that tensors are float32 although config.json declares another dtype, and how to cast them. If no training
-/// program saved the checkpoint, only if all floats are. Also notes an invalid dtype in config.json.
+/// Notes that tensors are float32, float16 or bfloat16 although config.json declares another dtype, and how to cast
+/// them. If no training program saved the checkpoint, only if all floats are. Also notes an invalid dtype in
+/// config.json.
 void note_config_dtype(Files& files, Draft& draft) {
   Checkpoint& source = draft.source;
   if (source.config.path.empty() || !source.adapters.empty()) return;
@@ -278,20 +279,21 @@ void note_config_dtype(Files& files, Draft& draft) {
   }
   if (!wanted) return;
   const Widths widths = widths_of(draft);
-  const auto count = std::count_if(draft.wanted.begin(), draft.wanted.end(), [&](const LogicalTensor& tensor) {
-    return tensor.dtype == DType::kF32 && tensor.dtype != wanted && !keeps_dtype(source, tensor.name) &&
-           !stays_float32(draft, tensor, *wanted, widths);
-  });
-  if (count == 0) return;
-  const auto others = std::count_if(draft.wanted.begin(), draft.wanted.end(), [](const LogicalTensor& tensor) {
-    return tensor.dtype != DType::kF32 && describe(tensor.dtype).kind == DTypeClass::kFloat;
-  });
-  // A model of an unknown family may have a few parameters in float32.
-  if (source.beside_model ? count < others : others > 0) return;
-  draft.source.notes.hint(fmt::format("{} tensor{} float32{}, although config.json has {}: `dtype` {} casts {}", count,
-                                      count == 1 ? " is" : "s are", source.beside_model ? ", as in training" : "",
-                                      describe(*wanted).torch_name, describe(*wanted).torch_name,
-                                      count == 1 ? "it" : "them"));
+  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+    const auto count = std::count_if(draft.wanted.begin(), draft.wanted.end(), [&](const LogicalTensor& tensor) {
+      return tensor.dtype == dtype && dtype != wanted && !keeps_dtype(source, tensor.name) &&
+             !(dtype == DType::kF32 && stays_float32(draft, tensor, *wanted, widths));
+    });
+    const auto others = std::count_if(draft.wanted.begin(), draft.wanted.end(), [&](const LogicalTensor& tensor) {
+      return tensor.dtype != dtype && describe(tensor.dtype).kind == DTypeClass::kFloat;
+    });
+    // A model of an unknown family may have a few parameters in float32.
+    if (count == 0 || (source.beside_model ? count < others : others > 0)) continue;
+    draft.source.notes.hint(fmt::format(
+        "{} tensor{} {}{}, although config.json has {}: `dtype` {} casts {}", count, count == 1 ? " is" : "s are",
+        describe(dtype).torch_name, dtype == DType::kF32 && source.beside_model ? ", as in training" : "",
+        describe(*wanted).torch_name, describe(*wanted).torch_name, count == 1 ? "it" : "them"));
+  }
 }
 
 }  // namespace
