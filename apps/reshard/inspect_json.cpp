@@ -104,6 +104,7 @@ Document beside_document(const BesideModel& beside) {
   Document json{{"optimizer", {{"tensors", beside.optimizer.tensors}, {"bytes", beside.optimizer.bytes}}},
                 {"other", {{"tensors", beside.other.tensors}, {"bytes", beside.other.bytes}}},
                 {"unread_files", {{"files", beside.files}, {"bytes", beside.file_bytes}}}};
+  if (beside.objects > 0) json["objects"] = {{"objects", beside.objects}, {"bytes", beside.object_bytes}};
   if (!beside.states.empty()) {
     json["optimizer_states"] = states_document(beside.states);
     json["optimizer_groups"] = groups_document(beside.groups);

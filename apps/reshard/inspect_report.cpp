@@ -53,7 +53,7 @@ std::string what_text(const CheckpointReport& report) {
                      mesh.ep > 1 ? fmt::format(" × ep {}", mesh.ep) : "", plural(ranks, "rank"));
 }
 
-/// "in addition to the model: 63 optimizer tensors, 197 kB"
+/// "in addition to the model: 63 optimizer tensors, 197 kB; 13 objects, 2.10 kB"
 std::string beside_text(const BesideModel& beside) {
   std::vector<std::string> parts;
   const auto add = [&](std::uint64_t count, const char* one, std::uint64_t bytes) {
@@ -61,6 +61,7 @@ std::string beside_text(const BesideModel& beside) {
   };
   add(beside.optimizer.tensors, "optimizer tensor", beside.optimizer.bytes);
   add(beside.other.tensors, "other tensor", beside.other.bytes);
+  add(beside.objects, "object", beside.object_bytes);
   add(beside.files, "optimizer or trainer file", beside.file_bytes);
   return "in addition to the model: " + join(parts, "; ");
 }

@@ -369,6 +369,9 @@ int run_verify(const Command& command, const VerifyArguments& arguments, Togethe
     validate_used(arguments, used, {&a, &b});
   });
   report.notes = notes_of(arguments, a, b);
+  const auto has_counted_states = [](const Checkpoint& side) { return side.beside_model->optimizer.tensors > 0; };
+  if (a.leaves_states && b.leaves_states && !(has_counted_states(a) && has_counted_states(b)))
+    report.notes.left_out("the optimizers are not compared: `with-optimizer` compares them");
   report.notes.add(idle_replica_options(command, {&a.map, &b.map}));
   report.notes.add(idle_config(arguments, {&a, &b}));
   if (arguments.talks()) print_notes(report.notes);

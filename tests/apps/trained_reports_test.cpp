@@ -24,7 +24,8 @@ TEST_CASE("inspect counts what lies beside a model") {
   const std::string path = golden_path("dcp/llama-fsdp2-optim/sharded");
   CHECK_THAT(
       run_reshard({"inspect", path}).out,
-      Says("\nin addition to the model: 63 optimizer tensors, 197 kB\noptimizer: exp_avg F32 (98.6 kB), exp_avg_sq F32 "
+      Says("\nin addition to the model: 63 optimizer tensors, 197 kB; 13 objects, 12.1 kB\noptimizer: exp_avg F32 "
+           "(98.6 kB), exp_avg_sq F32 "
            "(98.6 kB), step F32 (84 B); step 2\n  group 0: 21 parameters; lr 0.01, betas [0.9, 0.999], eps 1e-08, "));
   const json document = json_of({"inspect", path});
   const json states = {{{"name", "exp_avg"}, {"dtype", "F32"}, {"tensors", 21}, {"bytes", 98560}},
@@ -40,6 +41,7 @@ TEST_CASE("inspect counts what lies beside a model") {
                                           {"optimizer_groups", groups},
                                           {"optimizer_step", 2.0},
                                           {"other", {{"tensors", 0}, {"bytes", 0}}},
+                                          {"objects", {{"objects", 13}, {"bytes", 12064}}},
                                           {"unread_files", {{"files", 0}, {"bytes", 0}}}}));
   const json others = json_of({"inspect", golden_path("dcp/llama-nested-files/sharded")});
   CHECK(others["beside_model"]["other"]["tensors"] == 2);

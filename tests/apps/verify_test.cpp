@@ -82,6 +82,43 @@ TEST_CASE("verify --complete fails for files and training state that the copy la
   check_fails({"verify", model, "--manifest", "x", "--complete"}, 2, {"--complete compares with B"});
 }
 
+TEST_CASE("verify --complete fails for training state of every layout, and for weights that were not read") {
+  const TempDir dir;
+  const auto check = [&](const std::string& source, const Arguments& config, const json& left_behind) {
+    INFO(source);
+    const std::string whole = (dir / "whole").string();
+    fs::remove_all(whole);
+    run_well(joined({"convert", source, whole, "--to", "hf", "--quiet"}, config));
+    CHECK(json_of(joined({"verify", source, whole, "--complete"}, config), 1)["left_behind"] == left_behind);
+  };
+  const std::string nxd = testdata("golden/zero1/nxd-llama-dp2-tp2").string();
+  const Arguments config{"--config", nxd + "/original"};
+  check(nxd + "/checkpoint/step_3", config, {"scheduler.pt", "user_content.pt", "training state (206 kB)"});
+  check(testdata("golden/zero1/optimum-llama-dp1-tp4-m2-fused/checkpoint").string(), {}, {"training state (153 kB)"});
+  const std::string titan = testdata("golden/dcp/titan-llama3-v0.2.2").string();
+  check(titan + "/sharded", {"--config", titan + "/original"}, {"training state (8.77 kB)"});
+  fs::copy(nxd + "/original", dir / "trained");
+  for (const char* name : {"extra.safetensors", "optimizer.pt", "rng_state.pth", "scheduler.pt", "trainer_state.json"})
+    fs::copy(nxd + "/original/config.json", dir / "trained" / name);
+  check((dir / "trained").string(), {}, {"extra.safetensors", "optimizer.pt", "rng_state.pth", "scheduler.pt"});
+
+  const std::string resharded = (dir / "resharded").string();
+  run_well(joined({"convert", nxd + "/checkpoint/step_3", resharded, "--to", "dcp", "--with-optimizer"}, config));
+  run_well(joined({"verify", nxd + "/checkpoint/step_3", resharded, "--complete"}, config));
+}
+
+TEST_CASE("verify says once that optimizers of NxD are not compared") {
+  const std::string golden = testdata("golden/zero1/nxd-llama-dp2-tp2").string(),
+                    source = golden + "/checkpoint/step_3";
+  const Arguments config{"--config", golden + "/original"};
+  const std::string note = "the optimizers are not compared: --with-optimizer compares them\n";
+  const ProgramResult result = run_well(joined({"verify", source, source}, config));
+  CHECK_THAT(result.err, Says(note));
+  CHECK(result.err.find("left out") == std::string::npos);
+  CHECK_THAT(run_well(joined({"verify", source, golden + "/original"}, config)).err, !Says(note));
+  CHECK_THAT(run_well(joined({"verify", source, source, "--with-optimizer"}, config)).err, !Says(note));
+}
+
 TEST_CASE("verify ends with 0 where the two are the same, whatever their forms") {
   for (const auto& [a, b] : {std::pair(kModel, kModel), {kModel, kShards}, {kShards, kModel}}) {
     const ProgramResult result = check_run({"verify", a, b}, 0, "same: 39 tensors, ");

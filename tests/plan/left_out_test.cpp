@@ -149,6 +149,36 @@ TEST_CASE("Renaming tensors to the model's names completes it") {
   CHECK(model.notes(request, "missing").empty());
 }
 
+TEST_CASE("An optimizer that is left out is counted once, and not if it is included") {
+  const fs::path nxd = testdata("golden/zero1/nxd-llama-dp2-tp2");
+  const TempDir temp;
+  arrange_older(nxd / "checkpoint/step_3", temp / "name", OlderForm::kByName, false);
+  struct Row {
+    fs::path source;
+    std::string counted;
+  };
+  const Row rows[] = {{nxd / "checkpoint/step_3", "4 files of the optimizer (206 kB) are left out"},
+                      {temp / "name", "4 files of the optimizer (210 kB) are left out"}};
+  for (const Row& row : rows)
+    for (const char* to : {"hf", "nxd"}) {
+      CAPTURE(row.source, to);
+      RequestFields fields{.layout = to, .config = nxd / "original"};
+      if (to == std::string("nxd")) fields.tp = 2;
+      const auto notes = [&] {
+        Sentences notes = plan_convert(convert_request(row.source, temp / "out", fields))->notes.texts();
+        std::erase_if(notes, [](const std::string& note) { return note.find("optimizer") == note.npos; });
+        return notes;
+      };
+      Sentences expected{row.counted};
+      if (to == std::string("nxd"))
+        expected.push_back("training cannot continue from the model alone: `with-optimizer` includes its optimizer");
+      CHECK(notes() == expected);
+      if (to == std::string("hf")) continue;
+      fields.with_optimizer = true;
+      for (const std::string& note : notes()) CHECK_THAT(note, !Says("left out"));
+    }
+}
+
 TEST_CASE("Without a model_type it is unknown whether a Hugging Face directory is complete") {
   constexpr const char* kUnknown = "it is unknown whether the checkpoint has every tensor of its model";
   LackingModel model;

@@ -35,13 +35,17 @@ struct BesideModel {
   std::vector<OptimizerSummary::Group> groups{};  // the optimizer's groups, if they are plain values
   std::optional<double> step{};                   // the largest step count
   TensorCount other;
-  std::uint64_t files = 0;  // files of the optimizer and the trainer that are not opened
-  std::uint64_t file_bytes = 0;
+  std::uint64_t objects = 0;  // entries that are not tensors
+  std::uint64_t object_bytes = 0;
+  std::uint64_t files = 0;       // files of the optimizer and the trainer that are not opened
+  std::uint64_t file_bytes = 0;  // 0 if unknown
   /// Summary of the optimizer. Like `groups` and `step`, only with Beside::kLook.
   std::optional<OptimizerSummary> summary{};
   std::string unreadable{};  // why the optimizer's files could not be summarised, as a sentence
 
-  bool empty() const { return optimizer.tensors == 0 && other.tensors == 0 && files == 0; }
+  bool has_optimizer() const { return optimizer.tensors > 0 || files > 0; }
+  bool empty() const { return !has_optimizer() && other.tensors == 0 && objects == 0; }
+  std::uint64_t bytes() const { return optimizer.bytes + other.bytes + object_bytes + file_bytes; }
 };
 
 /// The config.json of a checkpoint.
@@ -73,7 +77,7 @@ struct Checkpoint {
   LanguageModel language_model;  // source of `model`; has no family if none is known
   SourceMap map;
   TrainingStates states;       // only if ReadContext::reads_states
-  bool leaves_states = false;  // has states that were not read
+  bool leaves_states = false;  // has an optimizer that was not read; `beside_model` then counts it
   /// The program whose names and row order the tensors keep because the model's own are unknown; empty if the tensors
   /// have the model's.
   std::string names_of;
@@ -99,6 +103,12 @@ struct Checkpoint {
   bool has_ranks() const { return layout != nullptr && layout->traits().has_ranks(); }
   /// Whether its ranks form a mesh, which a target may adopt.
   bool has_mesh() const { return has_ranks() && !layout->traits().needs_no_mesh(); }
+  /// Whether it has an optimizer, read or not.
+  bool has_optimizer() const {
+    return leaves_states || !states.empty() || (beside_model && beside_model->has_optimizer());
+  }
+  /// Whether it has an optimizer, or anything else that a run needs to continue.
+  bool has_training_state() const { return has_optimizer() || (beside_model && !beside_model->empty()); }
   const TrainingStates* states_or_null() const { return states.empty() ? nullptr : &states; }
   FoundLayout found() const { return {layout, path, directory}; }
 };

@@ -181,6 +181,16 @@ PackedEntries packed_entries(const std::vector<TrainedTensor>& entries, const St
   return packed;
 }
 
+std::string left_states_text(const TensorCount& states) {
+  return left_out_text(states.tensors, "of optimizer state (" + format_bytes(states.bytes) + ")");
+}
+
+std::string left_files_text(const BesideModel& beside, const char* whose) {
+  const bool one = beside.files == 1;
+  const std::string size = beside.file_bytes > 0 ? fmt::format(" ({})", format_bytes(beside.file_bytes)) : "";
+  return fmt::format("{} file{} of {}{} {} left out", beside.files, one ? "" : "s", whose, size, one ? "is" : "are");
+}
+
 void leave_out_others(const std::vector<TrainedTensor>& entries, const StateNames& names, BesideModel& beside,
                       Notes& notes) {
   std::vector<std::string> others;
@@ -199,8 +209,7 @@ void leave_out_others(const std::vector<TrainedTensor>& entries, const StateName
   beside.optimizer.tensors += states.tensors;
   beside.optimizer.bytes += states.bytes;
   for (OptimizerSummary::State& state : counts.take()) beside.states.push_back(std::move(state));
-  if (states.tensors > 0)
-    notes.left_out(left_out_text(states.tensors, "of optimizer state (" + format_bytes(states.bytes) + ")"));
+  if (states.tensors > 0) notes.left_out(left_states_text(states));
   if (!others.empty())
     notes.left_out(left_out_text(others.size(), "in addition to the model") + ": " + list_names(others)).of(others);
 }

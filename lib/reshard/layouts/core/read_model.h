@@ -64,6 +64,12 @@ StateNames names_in_model(const std::vector<TrainedTensor>& entries, const Known
 PackedEntries packed_entries(const std::vector<TrainedTensor>& entries, const StateNames& names,
                              const std::filesystem::path& where);
 
+/// "63 tensors of optimizer state (197 kB) are left out"
+std::string left_states_text(const TensorCount& states);
+/// "4 files of the optimizer (75.6 kB) are left out". Counts BesideModel::files.
+/// \param whose  "the optimizer"
+std::string left_files_text(const BesideModel& beside, const char* whose);
+
 /// Counts the entries that have no name in the model, and notes that they are left out. Entries beyond the end of
 /// `names` have no name.
 void leave_out_others(const std::vector<TrainedTensor>& entries, const StateNames& names, BesideModel& beside,

@@ -108,18 +108,20 @@ std::vector<TrainedTensor> entries_of(const DcpMetadata& metadata) {
   return entries;
 }
 
-/// Notes that entries other than tensors are left out.
-void note_objects(std::initializer_list<const DcpMetadata*> all, Notes& notes) {
-  std::size_t count = 0;
+/// Counts the entries other than tensors, and notes that they are left out.
+void leave_out_objects(std::initializer_list<const DcpMetadata*> all, BesideModel& beside, Notes& notes) {
   const DcpBytes* first = nullptr;
-  for (const DcpMetadata* metadata : all) {
-    count += metadata->bytes.size();
-    if (first == nullptr && !metadata->bytes.empty()) first = &metadata->bytes.front();
-  }
+  for (const DcpMetadata* metadata : all)
+    for (const DcpBytes& object : metadata->bytes) {
+      if (first == nullptr) first = &object;
+      ++beside.objects;
+      beside.object_bytes += object.place.length_bytes;
+    }
   if (first == nullptr) return;
   const std::string name = printable(first->name);
-  notes.left_out(count == 1 ? name + ", which is not a tensor, is left out"
-                            : fmt::format("left out {} entries that are not tensors, such as {}", count, name));
+  notes.left_out(beside.objects == 1
+                     ? name + ", which is not a tensor, is left out"
+                     : fmt::format("left out {} entries that are not tensors, such as {}", beside.objects, name));
 }
 
 /// Adds the tensors of a file as chunks of the tensors with the same names.
@@ -200,7 +202,7 @@ DcpSource read_dcp_source(Files& files, const fs::path& directory, const KnownMo
   if (content == DcpContent::kModel) {
     for (TrainedTensor& entry : entries_of(optimizer.all)) entries.push_back(std::move(entry));
     leave_out_others(entries, names, source.beside, source.notes);
-    note_objects({&metadata, &optimizer.all}, source.notes);
+    leave_out_objects({&metadata, &optimizer.all}, source.beside, source.notes);
     source.tensors = finder.find();
     note_incomplete_files(finder.sizes_bytes(), metadata, source.notes);
     std::vector<std::optional<std::uint64_t>> sizes_bytes;

@@ -359,10 +359,7 @@ Checkpoint FsdpRanksLayout::read(Files& files, const FoundLayout& found, const R
   BesideModel& beside = *checkpoint.beside_model;
   beside.files = listing.others;
   beside.file_bytes = listing.other_bytes;
-  if (listing.others > 0)
-    checkpoint.notes.left_out(fmt::format("{} file{} of the optimizer and the trainer ({}) {} left out", listing.others,
-                                          listing.others == 1 ? "" : "s", format_bytes(listing.other_bytes),
-                                          listing.others == 1 ? "is" : "are"));
+  if (beside.files > 0) checkpoint.notes.left_out(left_files_text(beside, "the optimizer and the trainer"));
   return checkpoint;
 }
 

@@ -16,8 +16,10 @@
 #include "reshard/io/files.h"
 #include "reshard/layouts/contents/number_reader.h"
 #include "reshard/layouts/contents/opened_files.h"
+#include "reshard/layouts/core/read_model.h"
 #include "reshard/layouts/core/weights_option.h"
 #include "reshard/layouts/map/tensor_map.h"
+#include "reshard/layouts/optimizer/older_optimizer.h"
 #include "reshard/layouts/optimizer/optimizer_groups.h"
 #include "reshard/layouts/optimizer/optimizer_ids.h"
 #include "reshard/layouts/optimizer/optimizer_join.h"
@@ -229,6 +231,36 @@ bool has_optimizer(Files& files, const fs::path& folder, const ShardedCheckpoint
   return folder == shards.folder.path ? has_optimizer_files(files, folder) : files.is_directory(folder);
 }
 
+/// Counts the optimizer's files. Opens none, and ignores errors. Does not count files that also contain the weights, nor
+/// the bytes of xser files, which are many per rank.
+void count_files(Files& files, const fs::path& folder, const ShardedCheckpoint& shards, BesideModel& beside) {
+  const bool is_own = folder != shards.folder.path;
+  try {
+    const std::vector<DirectoryEntry> entries = files.list(folder);
+    const bool is_xser = is_own && std::any_of(entries.begin(), entries.end(), [](const DirectoryEntry& entry) {
+                           return entry.kind == FileKind::kDirectory;
+                         });
+    for (const DirectoryEntry& entry : entries) {
+      if (entry.kind != FileKind::kFile || (!is_own && !is_older_optimizer_name(entry.name))) continue;
+      ++beside.files;
+      if (!is_xser) beside.file_bytes += files.size_bytes(folder / entry.name);
+    }
+  } catch (const Error&) {  // a run that reads the optimizer reports it
+  }
+}
+
+/// Counts the states, without master weights, and notes that they are left out.
+void leave_out_states(const OptimizerFiles& optimizer, Checkpoint& checkpoint) {
+  BesideModel& beside = checkpoint.beside_model.emplace();
+  for (const OptimizerStage& stage : optimizer.stages)
+    for (const StateShard& shard : stage.shards) {
+      if (shard.is_master()) continue;
+      ++beside.optimizer.tensors;
+      beside.optimizer.bytes += shard.tensor.size_bytes;
+    }
+  if (beside.optimizer.tensors > 0) checkpoint.notes.left_out(left_states_text(beside.optimizer));
+}
+
 /// Describes the contents of the optimizer's files for inspection. Ignores errors in them.
 void look_at_optimizer(Files& files, const fs::path& folder, const ShardedCheckpoint& shards,
                        const OptionValues& options, Checkpoint& checkpoint) {
@@ -255,7 +287,10 @@ void read_optimizer_beside(Files& files, const fs::path& folder, const ShardedCh
                            const ReadContext& context, Checkpoint& checkpoint) {
   const bool masters = wants_master_weights(context.options) || shards.lacks_weights;
   checkpoint.leaves_states = !context.reads_states() && has_optimizer(files, folder, shards);
-  if (context.beside == Beside::kLook) look_at_optimizer(files, folder, shards, context.options, checkpoint);
+  if (context.beside == Beside::kLook)
+    look_at_optimizer(files, folder, shards, context.options, checkpoint);
+  else if (checkpoint.leaves_states)
+    count_files(files, folder, shards, checkpoint.beside_model.emplace());
   if (!masters && !context.reads_states()) {
     if (context.options.has(kSourceOptimizerGroups.name) && context.beside != Beside::kLook)
       checkpoint.notes.no_effect(
@@ -279,7 +314,10 @@ void read_optimizer_beside(Files& files, const fs::path& folder, const ShardedCh
         "another save or of swapped ranks cannot be detected");
   const bool unrecorded = !by_id && !optimizer.files.has_masters && optimizer.files.pp * optimizer.files.ranks() > 1;
   const bool lost = optimizer.files.lost_masters && !masters;
-  if (!checkpoint.beside_model) checkpoint.beside_model.emplace();
+  if (context.beside == Beside::kCount)
+    leave_out_states(optimizer.files, checkpoint);
+  else if (!checkpoint.beside_model)
+    checkpoint.beside_model.emplace();
   if (lost)
     checkpoint.notes.missing(
         fmt::format("NxD's converter, which wrote the files full_…, lost master weights of some parameters: none are "

@@ -51,6 +51,34 @@ Companions companions_of(Files& files, const Checkpoint& source, CompanionFiles 
   return found;
 }
 
+/// Returns the other files next to the checkpoint's weights. Without config.json, these are only weights: the directory
+/// may be anything, even a home directory, not just a model's.
+Companions companions_beside(Files& files, const Checkpoint& source, CompanionFiles wanted, const fs::path& output) {
+  if (!find_model_config(files, source.directory) || wanted == CompanionFiles::kNone) {
+    Companions found;
+    if (source.layout != nullptr) found.weights = weights_in(files, source.directory);
+    return found;
+  }
+  std::set<fs::path> left_out{output, source.path};  // the checkpoint itself needs no note
+  for (const SourceFile& file : source.map.files) left_out.insert(file.path.parent_path());
+  return companions_of(files, source, wanted, {left_out.begin(), left_out.end()});
+}
+
+/// Returns the files among `weights` that are neither read nor copied, relative to the checkpoint's directory.
+std::vector<std::string> unread_weights(Files& files, const Checkpoint& source, const std::vector<fs::path>& weights,
+                                        const std::vector<CopiedFile>& copied) {
+  const auto plain = [&](const fs::path& path) { return files.absolute(path).lexically_normal(); };
+  std::set<fs::path> read;
+  if (!weights.empty()) {
+    for (const SourceFile& file : source.map.files) read.insert(plain(file.path));
+    for (const CopiedFile& file : copied) read.insert(plain(file.source));  // a trainer's files
+  }
+  std::vector<std::string> left;
+  for (const fs::path& path : weights)
+    if (read.count(plain(path)) == 0) left.push_back(path.lexically_relative(source.directory).string());
+  return left;
+}
+
 /// State while the files are gathered.
 struct Carrier {
   Files& files;
@@ -61,21 +89,11 @@ struct Carrier {
 
 /// Notes every weights file that is neither read nor copied.
 void note_weights_left(Carrier& carrier, const std::vector<fs::path>& weights) {
-  Files& files = carrier.files;
-  Draft& draft = carrier.draft;
-  const CarriedFiles& carried = carrier.carried;
-  const auto plain = [&](const fs::path& path) { return files.absolute(path).lexically_normal(); };
-  std::set<fs::path> read;
-  if (!weights.empty()) {
-    for (const SourceFile& file : draft.source.map.files) read.insert(plain(file.path));
-    for (const CopiedFile& file : carried.copied_files) read.insert(plain(file.source));  // a trainer's files
-  }
-  std::vector<std::string> left;
-  for (const fs::path& path : weights)
-    if (read.count(plain(path)) == 0) left.push_back(path.lexically_relative(draft.source.directory).string());
+  Checkpoint& source = carrier.draft.source;
+  const std::vector<std::string> left = unread_weights(carrier.files, source, weights, carrier.carried.copied_files);
   if (!left.empty())
-    draft.source.notes.left_out(fmt::format("left out, as {} not among the model's weights: {}",
-                                            left.size() == 1 ? "it is" : "they are", list_names(left, SIZE_MAX)));
+    source.notes.left_out(fmt::format("left out, as {} not among the model's weights: {}",
+                                      left.size() == 1 ? "it is" : "they are", list_names(left, SIZE_MAX)));
 }
 
 /// Notes the files next to the weights that are not known to belong to the model.
@@ -390,20 +408,12 @@ CarriedFiles carry_files(Files& files, Draft& draft, const Layout& layout, const
   Carrier carrier{files, draft, output_directory};
   const Checkpoint& source = draft.source;
   CarriedFiles& carried = carrier.carried;
-  // Without config.json, the directory may be anything, even a home directory, not just a model's.
-  const bool is_models = find_model_config(files, source.directory).has_value();
-  const bool in_place = files.resolve(output_directory) == files.resolve(source.directory);
-  std::vector<fs::path> weights;  // weights that may be left out
-  if (is_models && !in_place && wanted != CompanionFiles::kNone) {
-    std::set<fs::path> left_out{output_directory, source.path};  // the checkpoint itself needs no note
-    for (const SourceFile& file : source.map.files) left_out.insert(file.path.parent_path());
-    Companions companions = companions_of(files, source, wanted, {left_out.begin(), left_out.end()});
+  Companions companions;
+  if (files.resolve(output_directory) != files.resolve(source.directory)) {
+    companions = companions_beside(files, source, wanted, output_directory);
     carried.copied_files = std::move(companions.files);
     draft.source.notes.add(companions.notes);
-    weights = std::move(companions.weights);
     note_others_left(draft, companions.left);
-  } else if (!in_place && source.layout != nullptr) {
-    weights = weights_in(files, source.directory);
   }
   carry_config(carrier);
   if (wanted != CompanionFiles::kNone) carry_tokenizer(carrier, &layout == &whole_layout());
@@ -411,7 +421,7 @@ CarriedFiles carry_files(Files& files, Draft& draft, const Layout& layout, const
   if (!source.states.empty() && layout.traits().writes_states())
     for (CopiedFile& file : trainer_files(files, source)) replace_copy(carried.copied_files, std::move(file));
   if (!source.states.empty() && layout.traits().writes_groups_alone()) validate_no_trainer_files(carrier);
-  note_weights_left(carrier, weights);
+  note_weights_left(carrier, companions.weights);
   // Files that the run writes are not copied from the source.
   const auto is_written = [](const std::vector<TextFile>& texts, const fs::path& path) {
     return std::any_of(texts.begin(), texts.end(), [&](const TextFile& text) { return text.path == path; });
@@ -425,9 +435,10 @@ CarriedFiles carry_files(Files& files, Draft& draft, const Layout& layout, const
 
 std::vector<std::string> left_behind(Files& files, const Checkpoint& original, const Checkpoint& copy) {
   std::set<std::string> wanted;
-  if (files.exists(original.directory / kConfigFile))
-    for (const CopiedFile& file : companion_files(files, original.directory, CompanionFiles::kModel).files)
-      wanted.insert(file.path.string());
+  const Companions beside = companions_beside(files, original, CompanionFiles::kModel, copy.directory);
+  for (const auto& found : {beside.files, trainer_files(files, original)})
+    for (const CopiedFile& file : found) wanted.insert(file.path.string());
+  for (std::string& name : unread_weights(files, original, beside.weights, {})) wanted.insert(std::move(name));
   for (const fs::path& directory : tokenizer_directories(files, original))
     for (const CopiedFile& file : tokenizer_files(files, directory)) wanted.insert(file.path.string());
   std::vector<fs::path> places = tokenizer_directories(files, copy);
@@ -436,11 +447,10 @@ std::vector<std::string> left_behind(Files& files, const Checkpoint& original, c
   for (const std::string& name : wanted)
     if (std::none_of(places.begin(), places.end(), [&](const fs::path& place) { return files.exists(place / name); }))
       lacking.push_back(name);
-  const auto has_states = [](const Checkpoint& one) { return one.beside_model && !one.beside_model->empty(); };
-  if (has_states(original) && !has_states(copy) && copy.states.empty()) {
-    const BesideModel& beside = *original.beside_model;
-    lacking.push_back(fmt::format("training state ({})",
-                                  format_bytes(beside.optimizer.bytes + beside.other.bytes + beside.file_bytes)));
+  if ((original.has_optimizer() && !copy.has_optimizer()) ||
+      (original.has_training_state() && !copy.has_training_state())) {
+    const std::uint64_t bytes = original.beside_model ? original.beside_model->bytes() : 0;
+    lacking.push_back("training state" + (bytes > 0 ? fmt::format(" ({})", format_bytes(bytes)) : ""));
   }
   return lacking;
 }

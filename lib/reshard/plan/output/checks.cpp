@@ -9,6 +9,7 @@
 #include "reshard/base/strings.h"
 #include "reshard/io/files.h"
 #include "reshard/layouts/core/misfits.h"
+#include "reshard/layouts/core/read_model.h"
 #include "reshard/layouts/layout_table.h"
 #include "reshard/layouts/training/adapter_target.h"
 #include "reshard/plan/source/metadata_model.h"
@@ -89,9 +90,7 @@ void validate_has_states(const std::string& option, const Checkpoint& checkpoint
 
 void validate_has_tensors(const Checkpoint& checkpoint) {
   if (checkpoint.map.tensor_count() > 0) return;
-  const bool has_optimizer =
-      !checkpoint.states.empty() || (checkpoint.beside_model && !checkpoint.beside_model->empty());
-  if (!has_optimizer) throw Error(ErrorKind::kBadInput, "contains no tensors").in(checkpoint.path);
+  if (!checkpoint.has_training_state()) throw Error(ErrorKind::kBadInput, "contains no tensors").in(checkpoint.path);
   const std::string& model = checkpoint.model_elsewhere.string();
   throw Error(ErrorKind::kBadInput, "contains training state, such as an optimizer's, but no model tensors")
       .in(checkpoint.path)
@@ -119,7 +118,10 @@ void validate_names(const Checkpoint& checkpoint, const Layout& target) {
 }
 
 void note_states_left(Checkpoint& checkpoint, const Layout& target) {
-  if (checkpoint.leaves_states && target.traits().writes_states())
+  if (!checkpoint.leaves_states) return;
+  if (checkpoint.beside_model->files > 0)
+    checkpoint.notes.left_out(left_files_text(*checkpoint.beside_model, "the optimizer"));
+  if (target.traits().writes_states())
     checkpoint.notes.hint("training cannot continue from the model alone: `with-optimizer` includes its optimizer");
 }
 

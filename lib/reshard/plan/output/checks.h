@@ -30,7 +30,8 @@ void validate_not_emptied(const Checkpoint& checkpoint, const NameRules& rules);
 /// \throws Error kBadInput if the source's tensors have another program's names and the target needs the model's.
 void validate_names(const Checkpoint& checkpoint, const Layout& target);
 
-/// Notes that the target does not get the optimizer state, though its layout could contain it.
+/// Notes that the optimizer's files are left out, if none was opened, and that the target's layout could contain the
+/// optimizer.
 void note_states_left(Checkpoint& checkpoint, const Layout& target);
 
 /// Validates that the output directory is not inside the shards folder that is read.

@@ -43,7 +43,7 @@ std::vector<std::filesystem::path> weights_in(Files& files, const std::filesyste
 std::vector<CopiedFile> tokenizer_files(Files& files, const std::filesystem::path& directory);
 
 /// Returns what `copy` lacks of `original` in addition to the model's tensors, as texts: files of the model, such as its
-/// tokenizer, and training state. Files are compared by name.
+/// tokenizer, weights that were not read, and training state. Files are compared by name.
 std::vector<std::string> left_behind(Files& files, const Checkpoint& original, const Checkpoint& copy);
 
 /// The files of an output next to its weights.
