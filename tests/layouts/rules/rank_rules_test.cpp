@@ -40,10 +40,10 @@ struct Matrices {
 TEST_CASE("Padded sizes that make more chunks than any model has are refused") {
   constexpr std::uint64_t kRows = (1 << 20) - 64;  // the chunks are as many as the rows, since 7 does not divide them
   CHECK(Matrices(2, kRows).rules().size() == 2);
-  check_refused([&] { Matrices(20, kRows).rules(); }, {.kind = ErrorKind::kUsage,
-                                                       .tensor = "maaaaaaaaaaaaaaaaa.weight",
-                                                       .says = "more chunks over the ranks than any model has",
-                                                       .hint = "choose a smaller padded size"});
+  check_refused([&] { Matrices(9, kRows).rules(); }, {.kind = ErrorKind::kUsage,
+                                                      .tensor = "maaaaaaaaa.weight",
+                                                      .says = "more chunks over the ranks than any model has",
+                                                      .hint = "choose a smaller padded size"});
 }
 
 }  // namespace
