@@ -80,7 +80,7 @@ void make_training(const Options& options) {
   request.tp = options.tp;
   request.pp = options.pp;
   request.options.set("dp", std::to_string(options.dp));
-  reshard::TargetPlan plan = request.layout->plan(request, {&model, parameters, {}, {}, &states, {}});
+  reshard::TargetPlan plan = request.layout->plan(request, {.model = &model, .logical = parameters, .states = &states});
   reshard::Draft draft{std::move(source)};
   install_derived(draft, std::move(plan.derived), plan.map);
 
