@@ -334,8 +334,7 @@ TEST_CASE("Layers with other numbers are read without config.json by the numbers
       {.says = "more than any model has"});
 }
 
-TEST_CASE(
-    "A rule for names applies to layers that an entry with a condition leaves, and a sum of few digits is noted") {
+TEST_CASE("A rule for names applies to layers that an entry with a condition leaves, and a sum is noted") {
   const auto family = family_of(description(
       {{{"entry", "late.*"}, {"parameters", "model.layers.*.self_attn.q_proj.weight"}, {"when", "layer >= 1"}},
        {{"entry", "**.qq"}, {"parameters", "**.q_proj.weight"}, {"when", "layer < 1"}},
@@ -346,8 +345,12 @@ TEST_CASE(
   const TinyModel tiny;
   write_model(temp / "model", tiny, random_tensors(tiny, random));
   const RequestFields fields{.layout = "dcp", .options = {"names=mytrainer"}, .family = family};
-  const Request request = convert_request(temp / "model", temp / "dcp", fields);
-  CHECK_THAT(joined_notes(*plan_convert(local_storage(), request)), Says("lose digits"));
+  Request request = convert_request(temp / "model", temp / "dcp", fields);
+  for (const std::optional<DType> dtype : {std::optional(DType::kF32), std::optional<DType>()}) {
+    request.dtype = dtype;
+    CHECK_THAT(joined_notes(*plan_convert(local_storage(), request)),
+               Says("lose digits") && Says("model.norm.weight + 1"));
+  }
   convert(request);
   const auto written = dcp::read(temp / "dcp").tensors;
   CHECK(written.count("late.1") == 1);

@@ -314,7 +314,7 @@ class DcpLister {
     if (place.packed.entry == nullptr || place.packed.entry->rule->changes.empty()) return tensor;
     const auto& changes = place.packed.entry->rule->changes;
     const ValueChange& values = changes[place.packed.tensor % changes.size()].values;
-    if (bits(tensor.dtype) < bits(DType::kF32)) list_.rounded.insert(with_stars(values.name_of(tensor.name)));
+    list_.rounded.insert(with_stars(values.name_of(tensor.name)));
     return changed_tensor(tensor, values.name_of(tensor.name), values);
   }
 
